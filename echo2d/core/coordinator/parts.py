@@ -69,7 +69,7 @@ def make_parts(
         audits=audits,
         is_held_out=evaluations.is_held_out,
     )
-    gateway = GatewayCalls(run, scheduler=scheduler)
+    gateway = GatewayCalls(run, scheduler=scheduler, audits=audits)
     publishing = Publishing(
         run,
         plan_secret=plan_secret,
@@ -89,7 +89,7 @@ def make_parts(
     )
     tinker = None
     if rules.tinker:
-        tinker = TinkerService(rules.tinker, run.versions, recovered.models, recovered.checkpoints)
+        tinker = TinkerService(rules.tinker, run.versions, recovered.clients, now=now)
     return CoordinatorParts(
         rules=rules,
         members=run.members,

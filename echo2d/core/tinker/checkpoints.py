@@ -36,6 +36,11 @@ def folder_of(path: str, number: int) -> str:
     return blake3(f"{path}\n{number}".encode()).hexdigest(16)
 
 
+def state_folder(model: ModelId, number: int) -> str:
+    """Where the learner keeps the state of a model after optimizer step `number`."""
+    return folder_of(f"{model}/state", number)
+
+
 class SavedModels:
     """See the module docstring."""
 

@@ -344,6 +344,17 @@ class OperationOver:
     model: ModelId
     number: int
     result: Outcome
+    # Whether the learner may have to compute it again, or whether it spoils the next optimizer step.
+    needed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDropped:
+    """The gradients with these numbers were dropped by an optimizer step, the last of them."""
+
+    model: ModelId
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +385,7 @@ TinkerRecord = (
     | SamplerOver
     | OperationTaken
     | OperationOver
+    | GradientDropped
     | ResultForgotten
     | StepSaved
 )

@@ -61,18 +61,17 @@ class Futures:
     def promise(self, future: FutureId) -> None:
         self._futures.setdefault(future, _Future())
 
-    def keep(self, future: FutureId, result: Outcome) -> None:
-        """The operation has ended. Forgets the oldest results of a caller that keeps too many bytes.
+    def keep(self, future: FutureId, result: Outcome) -> list[FutureId]:
+        """The operation has ended. The first result counts.
 
-        The first result counts.
+        Forgets the oldest results of a caller that keeps too many bytes, and returns them.
         """
         kept = self._futures.setdefault(future, _Future())
         if kept.result is not None:
-            return
+            return []
         kept.result = result
         self._bytes += kept.bytes
-        if self._bytes > CALLER_RESULTS_BYTES_MAX:
-            self._make_room(kept)
+        return self._make_room(kept) if self._bytes > CALLER_RESULTS_BYTES_MAX else []
 
     def tell(self, future: FutureId, *, now: float) -> Outcome | None:
         """The result; None: the operation has not ended. KeyError: there is no such future (any more)."""
@@ -81,15 +80,18 @@ class Futures:
             self._told.setdefault(future, now)
         return kept.result
 
-    def forget_told(self, *, now: float) -> None:
-        """Forget the results that were told RESULT_KEPT_S ago."""
-        while self._told:
-            name = next(iter(self._told))
-            if self._told[name] + RESULT_KEPT_S > now:
-                return
+    def forget_told(self, *, now: float) -> list[FutureId]:
+        """Forget the results that were told RESULT_KEPT_S ago, and return them."""
+        forgotten = []
+        for name, told_at in self._told.items():
+            if told_at + RESULT_KEPT_S > now:
+                break
+            forgotten.append(name)
+        for name in forgotten:
             self._forget(name)
+        return forgotten
 
-    def _make_room(self, newest: _Future) -> None:
+    def _make_room(self, newest: _Future) -> list[FutureId]:
         over, oldest = self._bytes - CALLER_RESULTS_BYTES_MAX, []
         for name, each in self._futures.items():
             if over <= 0:
@@ -99,6 +101,7 @@ class Futures:
                 over -= each.bytes
         for name in oldest:
             self._forget(name)
+        return oldest
 
     def _forget(self, future: FutureId) -> None:
         self._bytes -= self._futures.pop(future).bytes

@@ -4,8 +4,8 @@
         the same number again, with the same bytes: the same future; with other bytes: refused
 
 A client sends its optimizer step before it knows whether the gradient before it was computed. So after a part of a
-gradient has failed, the next optimizer step drops the whole gradient, and fails too. A number that stays away while
-larger ones are there fails after GAP_S, like a part of a gradient.
+gradient has failed, the next optimizer step drops the whole gradient, and fails too (`replay`). A number that stays
+away while larger ones are there fails after GAP_S, like a part of a gradient.
 Not here: results (`futures`), which model is next (`service`), what an operation computes (the learner).
 """
 
@@ -38,7 +38,7 @@ class Operation:
     model: ModelId
     number: int
     kind: OperationKind
-    digest: Digest  # of all that the client sent
+    digest: Digest  # of all that the client sent; empty: it never came
     arguments: Mapping[str, Any] = field(default_factory=dict)
     # What the learner computes with; empty in what stays in the coordinator's memory.
     body: bytes = b""
@@ -63,8 +63,6 @@ class Operations:
         # What the client sent, by number: of operations that wait, and of the last AHEAD_MAX that have ended.
         self._digests: dict[int, Digest] = {}
         self.running: Operation | None = None
-        # Whether a part of the present gradient failed.
-        self._poisoned = False
         # Since when the next number is missing while a larger one waits.
         self._gap_since: float | None = None
 
@@ -74,8 +72,27 @@ class Operations:
 
     @property
     def waiting_bytes(self) -> int:
-        running = 0 if self.running is None else len(self.running.body)
-        return running + sum(len(each.body) for each in self._waiting.values())
+        running = 0 if self.running is None else self.running.body_bytes
+        return running + sum(each.body_bytes for each in self._waiting.values())
+
+    @property
+    def unended(self) -> list[int]:
+        """The numbers of operations that wait or run."""
+        return [*self._waiting, *([] if self.running is None else [self.running.number])]
+
+    def recover(self, operation: Operation, *, ended: bool) -> None:
+        """Take an operation from the ledger. Those of a model come in the order of their numbers."""
+        number = operation.number
+        if operation.digest:
+            self._digests[number] = operation.digest
+        if ended:
+            self.ended_up_to(number)
+        else:
+            self._waiting[number] = operation
+
+    def ended_up_to(self, number: int) -> None:
+        """All numbers up to this one have ended before the coordinator began."""
+        self._next = max(self._next, number + 1)
 
     def submit(self, operation: Operation, *, now: float) -> bool:
         """Take an operation; returns whether it is new. NumberRefusedError: its number cannot be used."""
@@ -106,11 +123,6 @@ class Operations:
         self.running = self._waiting.pop(self._next)
         return self.running
 
-    @property
-    def drops(self) -> bool:
-        """Whether the running operation is an optimizer step that must drop its gradient."""
-        return self._poisoned and self.running is not None and self.running.kind == "optim_step"
-
     def end_all(self) -> list[int]:
         """Forget what waits, and return the numbers."""
         numbers = sorted(self._waiting)
@@ -124,22 +136,18 @@ class Operations:
             self._waiting[self.running.number] = self.running
             self.running = None
 
-    def end(self, *, failed: bool, now: float) -> None:
+    def end(self, *, now: float) -> None:
         """The running operation has ended."""
         assert self.running is not None
         operation, self.running = self.running, None
-        if operation.kind == "optim_step":
-            self._poisoned = False
-        elif operation.adds and failed:
-            self._poisoned = True
         self._pass(operation.number, now)
 
     def skip_missing(self, *, now: float) -> int | None:
         """The next number, which was missing for too long and has failed now; None: none was."""
+        self._look_for_gap(now)
         if (due := self.gap_at) is None or now < due:
             return None
         number = self._next
-        self._poisoned = True
         self._pass(number, now)
         return number
 

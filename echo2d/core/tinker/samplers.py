@@ -77,14 +77,14 @@ class Samplers:
 
     # --- samplers
 
-    def open(self, sampler: WeightsSampler, most: int) -> bool:
-        """most: of its caller; beyond it the oldest one ends. Returns whether one has."""
+    def open(self, sampler: WeightsSampler, most: int) -> list[SamplerName]:
+        """most: of its caller; beyond it the oldest one ends. Returns those that have."""
         mine = [each for each in self._samplers.values() if each.caller == sampler.caller]
-        over = mine[: max(0, len(mine) + 1 - most)]
+        over = [each.name for each in mine[: max(0, len(mine) + 1 - most)]]
         for oldest in over:
-            del self._samplers[oldest.name]
+            del self._samplers[oldest]
         self._samplers[sampler.name] = sampler
-        return bool(over)
+        return over
 
     def get(self, caller: str, name: SamplerName) -> WeightsSampler | None:
         found = self._samplers.get(name)

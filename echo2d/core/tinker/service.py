@@ -5,21 +5,27 @@
 
 Every operation has a future, whose name follows from its model and number, and every fault of an operation is told in
 that future: a client that is refused in another way may never send its next number. A session ends when its client says
-so or is silent for SILENT_S; its models go with it, its checkpoints stay. The models live in the memory of the learner:
-when another learner session begins, they are lost, and clients go on from a checkpoint. After models or checkpoints
-have gone, the learner is told which ones to keep, and frees the others. For samples it publishes the weights that
-workers are to serve next.
+so or is silent for SILENT_S; its models go with it, its checkpoints stay.
+
+An operation is in the ledger before its future is told, and its result before the client is. The models live in the
+memory of the learner. After another learner session has begun, or the coordinator has, the learner makes a model again
+before its next operation: from the last step whose state is on its disk, and the operations since (`replay`). So no
+operation is lost, and none is applied twice.
+
+After models, steps or checkpoints have gone, the learner is told which ones to keep, and frees the others. For samples
+it publishes the weights that workers are to serve next.
 Not here: HTTP (`net/tinker`), what an operation computes (the learner).
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.codec import pack
-from echo2d.core.base.ids import RequestId, Version
+from echo2d.core.base.ids import Digest, RequestId, Version
 from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.tinker.checkpoints import (
@@ -28,6 +34,7 @@ from echo2d.core.tinker.checkpoints import (
     folder_of,
     model_json,
     part,
+    state_folder,
     weights_json,
 )
 from echo2d.core.tinker.events import (
@@ -40,7 +47,11 @@ from echo2d.core.tinker.events import (
     DeleteCheckpoint,
     EndSession,
     ExpireCheckpoint,
+    GiveOperation,
+    GradientDropped,
     KeepSession,
+    KeptClients,
+    KeptOperation,
     ListCheckpoints,
     ListModels,
     ModelMade,
@@ -48,13 +59,21 @@ from echo2d.core.tinker.events import (
     OpenSession,
     OperationAsked,
     OperationEnded,
+    OperationOver,
+    OperationTaken,
+    ResultForgotten,
     SampleAsked,
     SampleEnded,
     SamplerName,
+    SamplerOpened,
+    SamplerOver,
     SessionName,
+    SessionOpened,
+    SessionOver,
     ShowCheckpoint,
     ShowModel,
     ShowSampler,
+    StepSaved,
     StopSample,
     Submit,
     TinkerAction,
@@ -68,8 +87,10 @@ from echo2d.core.tinker.operations import (
     ModelId,
     NumberRefusedError,
     Operation,
+    OperationKind,
     Operations,
 )
+from echo2d.core.tinker.replay import Replay
 from echo2d.core.tinker.samplers import BASE, AskedSample, Samplers, WeightsSampler
 
 # A session ends after this long without a call. A client's heartbeat may starve while its own code computes.
@@ -80,13 +101,15 @@ CALLER_MODELS_MAX = 16
 CALLER_OPERATIONS_MAX = 8192
 CALLER_WAITING_BYTES_MAX = 256 << 20
 CALLER_SAMPLES_MAX = 4096
+# Bodies that the ledger keeps to compute them again.
+CALLER_KEPT_BYTES_MAX = 4 << 30
 # Beyond this many samplers the oldest one ends.
 CALLER_SAMPLERS_MAX = 256
 # A sampler remembers this many numbers of calls.
 SAMPLER_NUMBERS_MAX = 8192
 
 CREATES: Final = frozenset({"create", "load"})
-LOST = "the learner began again, and this model was in its memory: make a model from the last checkpoint"
+LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
 
 Action = Persist[TinkerRecord] | Reply | TinkerAction
 
@@ -96,10 +119,11 @@ class _Model:
     caller: str
     session: SessionName
     operations: Operations = field(default_factory=Operations)
+    replay: Replay = field(default_factory=Replay)
     # None until it is made, or if making it failed.
     made: ModelMade | None = None
-    # The model of the checkpoint from which it is made.
-    loads: ModelMade | None = None
+    # The checkpoint from which it is made.
+    loads: CheckpointSaved | None = None
     # Why none of its operations can run.
     lost: str | None = None
     # How the running operation ends, although the learner drops the gradient for it.
@@ -113,15 +137,33 @@ class _Caller:
     turn: int = 0  # the number of the last turn that it had
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What the learner is told to do."""
+
+    model: str  # empty: no client's
+    number: int
+    kind: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def given(self, request: RequestId) -> Reply | GiveOperation:
+        """Answer the learner's call with it, as `client.tinker` reads it."""
+        named = {"model": self.model, "number": self.number, "kind": self.kind}
+        order = {**named, "arguments": self.arguments}
+        if self.kind == "forward_backward":
+            return GiveOperation(request, order, ModelId(self.model), self.number)
+        return Reply(request, 200, pack({**order, "body": self.body}))
+
+
 class TinkerService:
-    """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API."""
+    """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
+
+    kept: what the ledger has.
+    """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        versions: PublishedVersions,
-        models: Sequence[ModelMade] = (),
-        checkpoints: Sequence[CheckpointSaved] = (),
+        self, names: Iterable[str], versions: PublishedVersions, kept: KeptClients, *, now: float
     ) -> None:
         self._names, self._versions = frozenset(names), versions
         self._samplers = Samplers()
@@ -131,16 +173,18 @@ class TinkerService:
         # The sample whose prompt the learner scores now, and whether it has scored one since the last operation.
         self._scoring: AskedSample | None = None
         self._has_scored = False
-        self._checkpoints = SavedModels(models, checkpoints)
+        self._checkpoints = SavedModels(kept.models, kept.checkpoints)
         self._callers: dict[str, _Caller] = {}
         self._models: dict[ModelId, _Model] = {}
         self._turn = 0
         # Whether the learner may have models or checkpoints that are to be kept no longer.
         self._untidy = True
         # What the learner does now; it is told again if it missed the answer. None: nothing.
-        self._order: bytes | None = None
-        # The model of that operation; None: it is no client's.
+        self._order: _Order | None = None
+        # The model of the operation that runs; None: the order is no client's.
         self._running: ModelId | None = None
+        # What the learner has still to compute of the model that it makes again.
+        self._again: deque[_Order] = deque()
         # The learner's call for the next operation.
         self._idle: RequestId | None = None
         # The calls that wait for a result.
@@ -151,6 +195,36 @@ class TinkerService:
         self._advanced_at = -math.inf
         # Seconds since 1970 at monotonic 0, by the newest call.
         self._wall_at_0: float | None = None
+        self._recover(kept, now)
+
+    def _recover(self, kept: KeptClients, now: float) -> None:
+        for session in kept.sessions:
+            self._callers.setdefault(session.caller, _Caller()).sessions[session.session] = now
+        owners = {each.session: each.caller for each in kept.sessions}
+        for each in kept.samplers:
+            self._samplers.open(_sampler(each), CALLER_SAMPLERS_MAX)
+        saved = {each.model: each.number for each in kept.steps}
+        made = {each.model: each for each in kept.models}
+        for name in dict.fromkeys([*made, *(each.operation.model for each in kept.operations)]):
+            if (of := _session_of(name)) in owners:
+                model = _Model(owners[of], of, replay=Replay(saved.get(name)), made=made.get(name))
+                model.operations.ended_up_to(saved.get(name, -1))
+                self._models[name] = model
+        for kept_operation in kept.operations:
+            self._recover_operation(kept_operation)
+
+    def _recover_operation(self, kept: KeptOperation) -> None:
+        operation, name = kept.operation, kept.operation.model
+        if (model := self._models.get(name)) is None:
+            return
+        model.operations.recover(operation, ended=kept.ended)
+        if kept.ended:
+            model.replay.ended(operation, failed=kept.failed)
+        futures, future = self._callers[model.caller].futures, future_of(name, operation.number)
+        if kept.result is not None:
+            futures.keep(future, kept.result)
+        elif not kept.ended:
+            futures.promise(future)
 
     # --- events
 
@@ -162,7 +236,8 @@ class TinkerService:
             case OperationAsked(request):
                 before, self._idle = self._idle, request
                 stale = [] if before is None else [Reply(before, 204, {})]
-                return [*stale, *self.advance(now=now)]
+                saved = [action for each in event.saved for action in self._step_saved(each)]
+                return [*saved, *stale, *self.advance(now=now)]
             case OperationEnded():
                 self._wall_at_0 = event.wall_s - now
                 return [*self._ended(event, now), *self.advance(now=now)]
@@ -173,18 +248,15 @@ class TinkerService:
 
     def learner_began(self, *, now: float) -> list[Action]:
         """Another learner session has begun, without the models of the one before."""
-        actions: list[Action] = []
+        actions: list[Action] = [] if self._idle is None else [Reply(self._idle, 204, {})]
         for name, model in list(self._models.items()):
-            running = model.operations.running
-            if running is not None and running.kind in CREATES:
-                model.operations.give_back()
-            elif running is not None:
-                actions += self._finish(name, Failed(LOST, "server"), now)
-            if model.made is not None:
-                model.lost = LOST
-        if self._idle is not None:
-            actions.append(Reply(self._idle, 204, {}))
+            model.replay.in_memory, model.failed = False, None
+            if model.lost is not None and model.operations.running is not None:
+                # Nobody waits for it any more.
+                actions += self._finish(name, Failed(model.lost, "server"), now)
+            model.operations.give_back()
         self._running, self._idle, self._order, self._untidy = None, None, None, True
+        self._again.clear()
         if self._publishing is not None:
             # The version may have been accepted.
             self._publishing = None
@@ -206,16 +278,13 @@ class TinkerService:
         """End what is over, and give the learner its next operation. Call it when a deadline has passed."""
         actions: list[Action] = []
         for name, caller in list(self._callers.items()):
-            caller.futures.forget_told(now=now)
+            actions += self._forgotten(caller.futures.forget_told(now=now))
             for session, heard_at in list(caller.sessions.items()):
                 if heard_at + SILENT_S <= now:
                     actions += self._end_session(name, session, "its client was silent", now)
         for model in list(self._models):
             while (number := self._models[model].operations.skip_missing(now=now)) is not None:
-                future = future_of(model, number)
-                of = self._models[model].caller
-                self._callers[of].futures.promise(future)
-                actions += self._keep(of, future, Failed(MISSING), now)
+                actions += self._missed(model, number, now)
         if self._wall_at_0 is not None:
             for path in self._checkpoints.expired(self._wall_at_0 + now):
                 actions += self._drop(path)
@@ -247,7 +316,9 @@ class TinkerService:
                         _refusal(request, 429, f"a token may have {CALLER_SESSIONS_MAX} sessions")
                     ]
                 own.sessions[session] = now
-                return [Reply(request, 200, {"type": "create_session", "session_id": session})]
+                opened = Persist(SessionOpened(session, caller))
+                told = {"type": "create_session", "session_id": session}
+                return [opened, Reply(request, 200, told)]
             case KeepSession(session):
                 if session not in own.sessions:
                     return [_refusal(request, 410, f"session {session} has ended")]
@@ -261,7 +332,7 @@ class TinkerService:
             case AwaitResult(future):
                 return self._await(caller, request, future, now)
             case OpenSampler():
-                return [self._open_sampler(event, event.call, now)]
+                return self._open_sampler(event, event.call, now)
             case ShowSampler(name):
                 sampler = self._samplers.get(caller, name)
                 if sampler is None:
@@ -310,8 +381,7 @@ class TinkerService:
 
     def _submit(self, event: ClientAsked, operation: Operation, now: float) -> list[Action]:
         caller, request, name = self._callers[event.caller], event.request, operation.model
-        session = SessionName(name.partition(":")[0])
-        model = self._models.get(name)
+        session, model = _session_of(name), self._models.get(name)
         if session not in caller.sessions or (model is None and operation.number):
             return [_missing(request, "model", name)]
         caller.sessions[session] = now
@@ -324,9 +394,10 @@ class TinkerService:
             if len(mine) >= CALLER_MODELS_MAX:
                 return [_refusal(request, 429, f"a token may have {CALLER_MODELS_MAX} models")]
             model = self._models[name] = _Model(event.caller, session)
-        future = future_of(name, operation.number)
+        future, taken = future_of(name, operation.number), []
+        stays = replace(operation, body=b"", body_bytes=len(operation.body))
         try:
-            new = model.operations.submit(operation, now=now)
+            new = model.operations.submit(stays, now=now)
         except NumberRefusedError as refused:
             # The future of this number is that of the other call.
             future = FutureId(f"{future}/{operation.digest.hex()[:16]}")
@@ -336,9 +407,10 @@ class TinkerService:
         else:
             forgotten = not new and future not in caller.futures
             caller.futures.promise(future)
+            taken = [Persist(OperationTaken(operation))] if new else []
             if forgotten:
                 caller.futures.keep(future, Failed("its result is no longer kept", "server"))
-        return [Reply(request, 200, {"request_id": future, "model_id": name})]
+        return [*taken, Reply(request, 200, {"request_id": future, "model_id": name})]
 
     def _await(self, caller: str, request: RequestId, future: FutureId, now: float) -> list[Action]:
         futures = self._callers[caller].futures
@@ -351,28 +423,31 @@ class TinkerService:
             return []
         return [_told(request, result)]
 
-    def _open_sampler(self, event: ClientAsked, asked: OpenSampler, now: float) -> Reply:
+    def _open_sampler(self, event: ClientAsked, asked: OpenSampler, now: float) -> list[Action]:
         caller = self._callers[event.caller]
         if asked.session not in caller.sessions:
-            return _missing(event.request, "session", asked.session)
+            return [_missing(event.request, "session", asked.session)]
         caller.sessions[asked.session] = now
         folder, base = BASE, asked.base
         if asked.path is not None:
             saved = self._checkpoints.get(event.caller, asked.path)
             if saved is None:
-                return _missing(event.request, "checkpoint", asked.path)
+                return [_missing(event.request, "checkpoint", asked.path)]
             folder, base = saved.folder, saved.model.base
         if base not in self._names:
             known = ", ".join(sorted(self._names))
-            return _refusal(event.request, 400, f"base_model: expected one of {known}")
-        self._add_sampler(
-            WeightsSampler(asked.sampler, event.caller, asked.session, folder, base, asked.path)
+            return [_refusal(event.request, 400, f"base_model: expected one of {known}")]
+        opened = self._add_sampler(
+            SamplerOpened(asked.sampler, event.caller, asked.session, folder, base, asked.path)
         )
-        return Reply(event.request, 200, {"sampling_session_id": asked.sampler})
+        return [*opened, Reply(event.request, 200, {"sampling_session_id": asked.sampler})]
 
-    def _add_sampler(self, sampler: WeightsSampler) -> None:
-        if self._samplers.get(sampler.caller, sampler.name) is None:
-            self._untidy = self._samplers.open(sampler, CALLER_SAMPLERS_MAX) or self._untidy
+    def _add_sampler(self, opened: SamplerOpened) -> list[Action]:
+        if self._samplers.get(opened.caller, opened.sampler) is not None:
+            return []
+        over = self._samplers.open(_sampler(opened), CALLER_SAMPLERS_MAX)
+        self._untidy = bool(over) or self._untidy
+        return [Persist(opened), *(Persist(SamplerOver(each)) for each in over)]
 
     def _sample(self, event: ClientAsked, asked: SampleAsked, now: float) -> list[Action]:
         caller, request = self._callers[event.caller], event.request
@@ -426,9 +501,9 @@ class TinkerService:
         return [*stop, *self._keep(caller, future, Failed(why), now)]
 
     def _end_session(self, caller: str, session: SessionName, why: str, now: float) -> list[Action]:
-        actions: list[Action] = []
         if self._callers[caller].sessions.pop(session, None) is None:
-            return actions
+            return []
+        actions: list[Action] = [Persist(SessionOver(session))]
         why = f"the session has ended: {why}"
         samples = self._samplers.end_session(session)
         scoring = self._scoring
@@ -454,6 +529,25 @@ class TinkerService:
         del self._models[name]
         self._untidy = True
 
+    def _forgotten(self, futures: Iterable[FutureId]) -> list[Action]:
+        """The results of these futures are not needed any more."""
+        named = (each.rpartition("/") for each in futures)
+        return [
+            Persist(ResultForgotten(ModelId(name), int(number)))
+            for name, _, number in named
+            if name in self._models
+        ]
+
+    def _missed(self, name: ModelId, number: int, now: float) -> list[Action]:
+        """A number has not come in time. It counts as a part of a gradient that has failed."""
+        model = self._models[name]
+        nothing = Digest(b"")
+        operation = Operation(name, number, "forward_backward", nothing, fault=MISSING, adds=True)
+        model.replay.ended(operation, failed=True)
+        self._callers[model.caller].futures.promise(future_of(name, number))
+        told = self._over(model, operation, Failed(MISSING), needed=True, now=now)
+        return [Persist(OperationTaken(operation)), *told]
+
     def _drop(self, path: str) -> list[Action]:
         self._checkpoints.drop(path)
         self._untidy = True
@@ -465,11 +559,10 @@ class TinkerService:
         """Answer an idle learner, if there is something to do."""
         actions: list[Action] = []
         while self._idle is not None and self._order is None:
-            if self._untidy:
-                models = [name for name, each in self._models.items() if each.made is not None]
-                folders = sorted({*self._checkpoints.folders(), *self._samplers.folders()})
-                kept = {"folders": folders, "models": models}
-                self._order, self._untidy = self._own_order("keep", kept), False
+            if self._again:
+                self._order = self._again.popleft()
+            elif self._untidy:
+                self._order, self._untidy = self._own_order("keep", self._kept()), False
             elif (folder := self._samplers.wanted(now=now)) is not None:
                 newest = self._versions.newest
                 published = 0 if newest is None else newest.version
@@ -487,13 +580,52 @@ class TinkerService:
             else:
                 break
         if self._idle is not None and self._order is not None:
-            actions.append(Reply(self._idle, 200, self._order))
+            actions.append(self._order.given(self._idle))
             self._idle = None
         return actions
 
-    def _own_order(self, kind: str, said: Mapping[str, Any], body: bytes = b"") -> bytes:
+    def _own_order(self, kind: str, said: Mapping[str, Any], body: bytes = b"") -> _Order:
         self._own_orders += 1
-        return _order("", self._own_orders, kind, said, body)
+        return _Order("", self._own_orders, kind, said, body)
+
+    def _kept(self) -> dict[str, Any]:
+        """The models and folders that the learner keeps."""
+        made = {name: each for name, each in self._models.items() if each.made is not None}
+        folders = {*self._checkpoints.folders(), *self._samplers.folders()}
+        for name, model in made.items():
+            folders |= {state_folder(name, number) for number in model.replay.states()}
+            if model.made is not None and model.replay.saved is None:
+                folders |= {model.made.folder} - {""}
+        return {"folders": sorted(folders), "models": list(made)}
+
+    def _step_saved(self, saved: StepSaved) -> list[Action]:
+        model = self._models.get(saved.model)
+        if model is None or not model.replay.step_saved(saved.number):
+            return []
+        self._untidy = True
+        return [Persist(saved)]
+
+    def _restore(self, name: ModelId, made: ModelMade) -> None:
+        """Let the learner make a model again, as all that has ended left it."""
+        replay = self._models[name].replay
+        order = _Order(name, 0, *_making(made))
+        if replay.saved is not None:
+            folder = state_folder(name, replay.saved)
+            order = _Order(name, replay.saved, "load", {"folder": folder, "optimizer": True})
+        self._again.append(order)
+        for each in replay.again():
+            said = self._arguments(self._models[name], each)
+            self._again.append(_Order(name, each.number, each.kind, said))
+
+    def _restored_part(self, name: ModelId, result: Outcome) -> None:
+        """The learner has computed a part of a model again."""
+        model = self._models.get(name)
+        if model is not None and isinstance(result, Failed):
+            model.lost = f"{LOST} ({result.detail})"
+        if model is None or isinstance(result, Failed):
+            self._again.clear()
+        elif not self._again:
+            model.replay.in_memory = True
 
     def _sample_of(self, caller: str, future: FutureId) -> AskedSample | None:
         """What this caller waits for under this name, if it is a sample that has not ended."""
@@ -520,13 +652,17 @@ class TinkerService:
     def _begin(self, name: ModelId, now: float) -> list[Action]:
         """Run the next operation of a model; one that cannot run ends at once."""
         model = self._models[name]
+        if model.made is not None and not model.replay.in_memory and model.lost is None:
+            self._restore(name, model.made)
+            return []
         # The models of one caller take turns too.
         self._models[name] = self._models.pop(name)
         operation = model.operations.begin()
         self._turn += 1
         self._callers[model.caller].turn = self._turn
         failed = self._fault(model, operation)
-        drops = model.operations.drops or (failed is not None and operation.kind == "optim_step")
+        steps = operation.kind == "optim_step"
+        drops = steps and (model.replay.spoiled or failed is not None)
         if failed is not None and (not drops or model.lost is not None or model.made is None):
             return self._finish(name, failed, now)
         # A step that cannot run leaves no gradient behind.
@@ -534,10 +670,9 @@ class TinkerService:
         self._running = name
         number, kind = operation.number, operation.kind
         if drops:
-            self._order = _order(name, number, "discard", {})
+            self._order = _Order(name, number, "discard")
         else:
-            arguments = self._arguments(model, operation)
-            self._order = _order(name, number, kind, arguments, operation.body)
+            self._order = _Order(name, number, kind, self._arguments(model, operation))
         return []
 
     def _fault(self, model: _Model, operation: Operation) -> Failed | None:
@@ -554,6 +689,11 @@ class TinkerService:
             return Failed(f"base_model: expected one of {known}; found {said['base']!r}")
         if operation.kind in CREATES and (full := self._checkpoints.full(caller)):
             return Failed(full)
+        if operation.adds and self._kept_bytes(caller) > CALLER_KEPT_BYTES_MAX:
+            return Failed(
+                f"more than {CALLER_KEPT_BYTES_MAX} bytes of this token belong to no step whose state is on the "
+                "learner's disk: send optim_step; if you did, its disk is full"
+            )
         if operation.kind == "load":
             saved = self._checkpoints.get(caller, said["path"])
             if saved is None:
@@ -572,31 +712,31 @@ class TinkerService:
             saved = self._checkpoints.get(model.caller, said["path"])
             assert saved is not None, "_fault has looked"
             # The checkpoint may be deleted while the learner reads it.
-            model.loads = saved.model
+            model.loads = saved
             return {"folder": saved.folder, "optimizer": said["optimizer"]}
         if operation.kind == "save":
             folder = folder_of(said["path"], operation.number)
             return {"folder": folder, "optimizer": "/weights/" in said["path"]}
         if operation.kind == "create":
-            layers = {each: each in said["layers"] for each in LAYERS}
-            return {"rank": said["rank"], "seed": said["seed"], **layers}
+            return _created(said["rank"], said["seed"], said["layers"])
+        if operation.kind == "optim_step":
+            return {**said, "folder": state_folder(operation.model, operation.number)}
         return said
 
     def _ended(self, event: OperationEnded, now: float) -> list[Action]:
         actions: list[Action] = [Reply(event.request, 200, {})]
-        if self._order is None or event.model != (self._running or ""):
+        order = self._order
+        if order is None or (event.model, event.number) != (order.model, order.number):
             return actions  # the report is repeated
-        if self._running is None and event.number != self._own_orders:
-            return actions
+        self._order, result = None, event.result
+        if not order.model:
+            return [*actions, *self._own_order_ended(result, now)]
         if self._running is None:
-            self._order = None
-            return [*actions, *self._own_order_ended(event.result, now)]
+            self._restored_part(event.model, result)
+            return actions
         model = self._models[self._running]
         operation = model.operations.running
         assert operation is not None
-        if operation.number != event.number:
-            return actions
-        result = event.result
         if model.failed is not None:
             result, model.failed = model.failed, None
         elif model.lost is not None and operation.arguments.get("sampler") is not None:
@@ -605,7 +745,7 @@ class TinkerService:
         elif isinstance(result, dict):
             result, kept = self._succeeded(model, operation, result, event.wall_s)
             actions += kept
-        self._running, self._order = None, None
+        self._running = None
         return [*actions, *self._finish(event.model, result, now)]
 
     def _own_order_ended(self, result: Outcome, now: float) -> list[Action]:
@@ -645,23 +785,26 @@ class TinkerService:
         said, name = operation.arguments, operation.model
         if operation.kind in CREATES:
             told: dict[str, Any] = {"type": "create_model", "model_id": name}
-            if model.loads is None:
-                base, rank, layers = said["base"], said["rank"], tuple(said["layers"])
+            own = name, model.caller, wall_s
+            if (loads := model.loads) is None:
+                shape = said["base"], said["rank"], tuple(said["layers"])
+                made = ModelMade(*own, *shape, said["metadata"], seed=said["seed"])
             else:
-                base, rank, layers = model.loads.base, model.loads.rank, model.loads.layers
+                shape = loads.model.base, loads.model.rank, loads.model.layers
+                source = loads.folder, said["optimizer"]
+                made = ModelMade(*own, *shape, said["metadata"], 0, *source)
                 told = {"type": "load_weights", "model_id": name, "path": said["path"]}
-            model.made = ModelMade(name, model.caller, wall_s, base, rank, layers, said["metadata"])
-            self._checkpoints.add_model(model.made)
-            return told, [Persist(model.made)]
+            model.made, model.replay.in_memory = made, True
+            self._checkpoints.add_model(made)
+            return told, [Persist(made)]
         if operation.kind == "save" and said["sampler"] is not None:
             assert model.made is not None
             folder = folder_of(said["path"], operation.number)
             sampler = SamplerName(said["sampler"])
-            base = model.made.base
-            self._add_sampler(
-                WeightsSampler(sampler, model.caller, model.session, folder, base, None)
+            opened = self._add_sampler(
+                SamplerOpened(sampler, model.caller, model.session, folder, model.made.base, None)
             )
-            return {"type": said["type"], "sampling_session_id": sampler}, []
+            return {"type": said["type"], "sampling_session_id": sampler}, opened
         if operation.kind == "save":
             assert model.made is not None
             ttl_s = said["ttl_s"]
@@ -684,26 +827,44 @@ class TinkerService:
         model = self._models[name]
         operation = model.operations.running
         assert operation is not None
-        model.operations.end(failed=isinstance(result, Failed), now=now)
-        actions = self._keep(model.caller, future_of(name, operation.number), result, now)
+        model.operations.end(now=now)
+        failed = isinstance(result, Failed)
+        dropped = model.replay.ended(operation, failed=failed)
+        needed = model.replay.needs(operation, failed=failed)
+        actions = self._over(model, operation, result, needed=needed, now=now)
+        if dropped:
+            actions.append(Persist(GradientDropped(name, dropped.start, operation.number)))
         ended = model.session not in self._callers[model.caller].sessions
         if ended and not self._busy(model):
             self._forget(name)
         return actions
 
+    def _over(
+        self, model: _Model, operation: Operation, result: Outcome, *, needed: bool, now: float
+    ) -> list[Action]:
+        """An operation has ended: keep its result in the ledger too."""
+        name, number = operation.model, operation.number
+        told = self._keep(model.caller, future_of(name, number), result, now)
+        return [Persist(OperationOver(name, number, result, needed)), *told]
+
     def _keep(self, caller: str, future: FutureId, result: Outcome, now: float) -> list[Action]:
         """Keep a result, and tell the calls that wait for it."""
         futures = self._callers[caller].futures
-        futures.keep(future, result)
+        forgotten = self._forgotten(futures.keep(future, result))
         waiting = self._waiting_for.pop(future, [])
         for each in waiting:
             del self._waiting[each]
             futures.tell(future, now=now)
-        return [_told(each, result) for each in waiting]
+        return [*forgotten, *(_told(each, result) for each in waiting)]
+
+    def _kept_bytes(self, caller: str) -> int:
+        """Of this caller's bodies that may have to be computed again."""
+        return sum(each.replay.bytes for each in self._models.values() if each.caller == caller)
 
     def check(self) -> None:
         for model in self._models.values():
             model.operations.check()
+            model.replay.check()
         for caller in self._callers.values():
             caller.futures.check()
         self._samplers.check()
@@ -711,13 +872,25 @@ class TinkerService:
         assert running == ([] if self._running is None else [self._running])
 
 
-def _order(
-    model: str, number: int, kind: str, arguments: Mapping[str, Any], body: bytes = b""
-) -> bytes:
-    """An order to the learner, as `client.tinker` reads it."""
-    return pack(
-        {"model": model, "number": number, "kind": kind, "arguments": arguments, "body": body}
+def _making(made: ModelMade) -> tuple[OperationKind, dict[str, Any]]:
+    """How the learner makes this model: the kind of the order, and its arguments."""
+    if made.folder:
+        return "load", {"folder": made.folder, "optimizer": made.optimizer}
+    return "create", _created(made.rank, made.seed, made.layers)
+
+
+def _created(rank: int, seed: int, layers: Iterable[str]) -> dict[str, Any]:
+    return {"rank": rank, "seed": seed, **{each: each in layers for each in LAYERS}}
+
+
+def _sampler(opened: SamplerOpened) -> WeightsSampler:
+    return WeightsSampler(
+        opened.sampler, opened.caller, opened.session, opened.folder, opened.base, opened.path
     )
+
+
+def _session_of(model: ModelId) -> SessionName:
+    return SessionName(model.partition(":")[0])
 
 
 def future_of(model: ModelId, number: int) -> FutureId:

@@ -224,7 +224,9 @@ class TinkerRoutes:
         arguments = {
             "base": faults.text(body, "base_model"),
             "rank": faults.integer(lora, "rank", 32),
-            "seed": None if lora.get("seed") is None else faults.integer(lora, "seed", 0),
+            "seed": faults.integer(lora, "seed", 0)
+            if lora.get("seed") is not None
+            else secrets.randbits(62),
             "layers": [each for each in LAYERS if lora.get(each, True)],
             "metadata": faults.metadata(body),
         }

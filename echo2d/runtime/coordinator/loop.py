@@ -15,10 +15,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from itertools import count
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.audit.events import AuditTold, Convict
+from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
@@ -53,7 +55,7 @@ from echo2d.core.status.schema import (
     RunFacts,
     Status,
 )
-from echo2d.core.tinker.events import DrawSample, StopSample
+from echo2d.core.tinker.events import DrawSample, GiveOperation, StopSample
 from echo2d.core.weights.manifest import Manifest
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
@@ -355,6 +357,8 @@ class CoordinatorProcess:
             case StopSample(future):
                 if self._drawer is not None:
                     self._drawer.stop(future)
+            case GiveOperation():
+                self._tasks.create_task(self._give_operation(action))
             case AuditTold():
                 self._journals.audited(action)
             case Convict(worker, reason):
@@ -374,6 +378,13 @@ class CoordinatorProcess:
             await self._ledger.attach(event.contents)
             event = replace(event, contents=())
         await self._mailbox.put(event)
+
+    async def _give_operation(self, action: GiveOperation) -> None:
+        body = await self._ledger.operation_body(action.model, action.number)
+        order = pack({**action.order, "body": body})
+        # None: its session has ended meanwhile, and the learner asks again.
+        status = HTTPStatus.OK if body is not None else HTTPStatus.NO_CONTENT
+        self._requests.answer(Reply(action.request, status, order))
 
     async def _tell(self, work: Awaitable[CoordinatorEvent]) -> None:
         await self._mailbox.put(await work)

@@ -23,9 +23,9 @@ def call(number: int, kind: OperationKind = "forward_backward", said: str = "") 
     return Operation(MODEL, number, kind, digest_of(f"{number}{said}".encode()), adds=adds)
 
 
-def run(operations: Operations, *, failed: bool = False, now: float = 0.0) -> int:
+def run(operations: Operations, *, now: float = 0.0) -> int:
     number = operations.begin().number
-    operations.end(failed=failed, now=now)
+    operations.end(now=now)
     operations.check()
     return number
 
@@ -74,34 +74,7 @@ def test_a_number_far_ahead_is_refused() -> None:
         begun().submit(call(1 + AHEAD_MAX), now=0.0)
 
 
-def test_a_failed_part_of_a_gradient_makes_the_next_optimizer_step_drop_it_and_no_later_one() -> (
-    None
-):
-    operations = begun()
-    for number, kind in enumerate(
-        ("forward_backward", "forward_backward", "optim_step", "forward_backward", "optim_step"), 1
-    ):
-        operations.submit(call(number, kind), now=0.0)  # type: ignore[arg-type]
-    run(operations, failed=True)
-    run(operations)
-    assert operations.begin().kind == "optim_step"
-    assert operations.drops
-    operations.end(failed=True, now=0.0)
-    run(operations)
-    operations.begin()
-    assert not operations.drops
-
-
-def test_a_failed_operation_without_gradient_drops_nothing() -> None:
-    operations = begun()
-    operations.submit(Operation(MODEL, 1, "forward_backward", digest_of(b"")), now=0.0)
-    operations.submit(call(2, "optim_step"), now=0.0)
-    run(operations, failed=True)
-    operations.begin()
-    assert not operations.drops
-
-
-def test_a_missing_number_fails_after_a_minute_and_with_it_its_gradient() -> None:
+def test_a_missing_number_fails_after_a_minute() -> None:
     operations = begun()
     operations.submit(call(3, "optim_step"), now=5.0)
     assert operations.gap_at == 5.0 + GAP_S
@@ -111,9 +84,7 @@ def test_a_missing_number_fails_after_a_minute_and_with_it_its_gradient() -> Non
     assert operations.skip_missing(now=5.0 + GAP_S) is None
     operations.submit(call(2), now=70.0)
     assert run(operations, now=70.0) == 2
-    operations.begin()
-    assert operations.drops
-    operations.end(failed=True, now=70.0)
+    assert run(operations, now=70.0) == 3
     assert not operations.submit(call(1), now=71.0), "it has failed already"
 
 
@@ -123,7 +94,7 @@ def test_no_number_is_missing_while_an_earlier_one_runs() -> None:
     operations.begin()
     operations.submit(call(3), now=0.0)
     assert operations.gap_at is None
-    operations.end(failed=False, now=1000.0)
+    operations.end(now=1000.0)
     assert operations.gap_at == 1000.0 + GAP_S
 
 
@@ -133,3 +104,18 @@ def test_an_operation_that_is_given_back_runs_again() -> None:
     operations.begin()
     operations.give_back()
     assert run(operations) == 1
+
+
+def test_the_order_goes_on_from_what_the_ledger_has() -> None:
+    operations = Operations()
+    operations.ended_up_to(3)
+    operations.recover(call(5), ended=True)
+    operations.recover(call(6), ended=False)
+    operations.recover(call(8), ended=False)
+    assert operations.unended == [6, 8]
+    assert run(operations) == 6
+    with pytest.raises(NumberRefusedError, match="number 5 was used"):
+        operations.submit(call(5, said="other"), now=0.0)
+    assert not operations.submit(call(2), now=0.0), "it has ended"
+    # Number 7 has a minute from now on.
+    assert operations.gap_at == GAP_S

@@ -1,25 +1,18 @@
 """The training service of the Tinker API: sessions, models, operations, results, checkpoints."""
 
 from dataclasses import replace
-from itertools import count
 from random import Random
-from typing import Any
 
-import msgpack
 import pytest
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
-from echo2d.core.cluster.events import Persist, Reply
-from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker import service as module
+from echo2d.core.tinker.checkpoints import state_folder
 from echo2d.core.tinker.events import (
     AwaitResult,
     CancelSample,
     CheckpointDropped,
-    CheckpointSaved,
-    ClientAsked,
     ClientCall,
     DeleteCheckpoint,
     DrawSample,
@@ -28,11 +21,8 @@ from echo2d.core.tinker.events import (
     KeepSession,
     ListCheckpoints,
     ListModels,
-    ModelMade,
     OpenSampler,
     OpenSession,
-    OperationAsked,
-    OperationEnded,
     SampleAsked,
     SampleEnded,
     SampleOrder,
@@ -41,170 +31,19 @@ from echo2d.core.tinker.events import (
     ShowCheckpoint,
     ShowModel,
     ShowSampler,
+    StepSaved,
     StopSample,
     Submit,
-    TinkerEvent,
 )
-from echo2d.core.tinker.futures import Failed, FutureId, Outcome
+from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
 from echo2d.core.tinker.samplers import DRAW_RETRY_S
-from echo2d.core.tinker.service import SILENT_S, TinkerService
-
-BASE = "org/base"
-WALL = 1_700_000_000.0
-GONE = 0  # a request that was never answered
-
-
-class World:
-    """A service, its clients, and a learner that runs what it is given."""
-
-    def __init__(self, *kept: ModelMade | CheckpointSaved) -> None:
-        models = [each for each in kept if isinstance(each, ModelMade)]
-        saved = [each for each in kept if isinstance(each, CheckpointSaved)]
-        self.versions = PublishedVersions((), PublishSeq(0))
-        self.service = TinkerService([BASE], self.versions, models, saved)
-        self.now = 0.0
-        self.requests = count(1)
-        self.answers: dict[int, Reply] = {}
-        self.records: list[Any] = []
-        # What workers were asked to draw, or to draw no longer.
-        self.draws: list[DrawSample | StopSample] = []
-        # What the learner has run: (model, number, kind).
-        self.ran: list[tuple[str, int, str]] = []
-        self.fails: set[tuple[str, int]] = set()
-
-    def take(self, actions: list[Any]) -> None:
-        for action in actions:
-            if isinstance(action, Persist):
-                self.records.append(action.record)
-            elif isinstance(action, Reply):
-                assert action.request not in self.answers, "answered twice"
-                self.answers[action.request] = action
-            else:
-                self.draws.append(action)
-        self.service.check()
-
-    def handle(self, event: TinkerEvent) -> None:
-        self.take(self.service.handle(event, now=self.now))
-
-    def ask(self, caller: str, call: ClientCall) -> int:
-        request = next(self.requests)
-        self.handle(ClientAsked(RequestId(request), caller, WALL + self.now, call))
-        return request
-
-    def asked(self, caller: str, call: ClientCall) -> Reply:
-        return self.answers[self.ask(caller, call)]
-
-    def body(self, caller: str, call: ClientCall) -> dict[str, Any]:
-        found = self.asked(caller, call)
-        assert found.status == 200, found
-        assert isinstance(found.body, dict)
-        return found.body
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.take(self.service.advance(now=self.now))
-
-    # --- a client
-
-    def session(self, caller: str = "ann", name: str = "s1") -> ModelId:
-        """Open a session with one model, and return the model."""
-        self.body(caller, OpenSession(SessionName(name)))
-        model = ModelId(f"{name}:train:0")
-        self.create(caller, model)
-        self.learn()
-        return model
-
-    def create(self, caller: str, model: ModelId, base: str = BASE) -> FutureId:
-        layers = ["train_attn", "train_mlp"]
-        said = {"base": base, "rank": 8, "seed": 1, "layers": layers, "metadata": '{"of": 1}'}
-        return self.submit(caller, model, 0, "create", said)
-
-    def submit(
-        self,
-        caller: str,
-        model: ModelId,
-        number: int,
-        kind: OperationKind = "forward_backward",
-        said: dict[str, Any] | None = None,
-        fault: str | None = None,
-        body: bytes = b"",
-    ) -> FutureId:
-        digest = digest_of(f"{kind}{said}".encode() + body)
-        adds = kind == "forward_backward"
-        operation = Operation(model, number, kind, digest, said or {}, body, fault, adds)
-        return FutureId(self.body(caller, Submit(operation))["request_id"])
-
-    def save(
-        self,
-        caller: str,
-        model: ModelId,
-        number: int,
-        name: str,
-        kind: str = "weights",
-        **more: Any,
-    ) -> str:
-        path = f"tinker://{model}/{kind}/{name}"
-        said = {
-            "type": "save_weights",
-            "path": path,
-            "overwrite": False,
-            "ttl_s": None,
-            "sampler": None,
-        }
-        future = self.submit(caller, model, number, "save", {**said, "metadata": "{}", **more})
-        self.learn()
-        assert self.result(caller, future) == {"type": "save_weights", "path": path}
-        return path
-
-    def result(self, caller: str, future: FutureId) -> Any:
-        return self.asked(caller, AwaitResult(future)).body
-
-    # --- the learner
-
-    def next_order(self) -> dict[str, Any] | None:
-        request = next(self.requests)
-        self.handle(OperationAsked(RequestId(request), Epoch(1)))
-        if request not in self.answers:
-            self.service.request_gone(RequestId(request))
-            return None
-        found = self.answers[request]
-        if found.status == 204:
-            return None
-        assert isinstance(found.body, bytes)
-        order: dict[str, Any] = msgpack.unpackb(found.body)
-        return order
-
-    def end(self, order: dict[str, Any], result: Outcome) -> None:
-        request = next(self.requests)
-        model, number = ModelId(order["model"]), order["number"]
-        asked = OperationEnded(RequestId(request), Epoch(1), WALL + self.now, model, number, result)
-        self.handle(asked)
-        assert self.answers[request].status == 200
-
-    def learn(self) -> None:
-        """Run all that waits."""
-        while (order := self.next_order()) is not None:
-            self.ran.append((order["model"], order["number"], order["kind"]))
-            failed = (order["model"], order["number"]) in self.fails
-            self.end(order, Failed("bad data") if failed else _result(order))
-
-
-def _result(order: dict[str, Any]) -> Outcome:
-    match order["kind"]:
-        case "forward_backward":
-            return b"result of " + bytes(order["body"])
-        case "optim_step":
-            return {"metrics": {"norm": 1.0}}
-        case "save":
-            return {"bytes": 100}
-        case "score":
-            return b"scores"
-    return {}
+from echo2d.core.tinker.service import SILENT_S
+from tests.support.tinker_world import BASE, WALL, TinkerWorld, result_of
 
 
 def test_operations_run_in_order_and_their_results_are_told_to_who_waits() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     second = world.submit("ann", model, 2, "optim_step", {"learning_rate": 1.0})
     waiting = world.ask("ann", AwaitResult(second))
@@ -216,7 +55,7 @@ def test_operations_run_in_order_and_their_results_are_told_to_who_waits() -> No
 
 
 def test_a_call_that_comes_again_gets_the_same_future_and_runs_once() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     assert world.submit("ann", model, 1) == world.submit("ann", model, 1)
     world.learn()
@@ -226,7 +65,7 @@ def test_a_call_that_comes_again_gets_the_same_future_and_runs_once() -> None:
 
 
 def test_another_call_under_the_same_number_fails_in_a_future_of_its_own() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     first = world.submit("ann", model, 1, body=b"a")
     other = world.submit("ann", model, 1, body=b"b")
@@ -237,7 +76,7 @@ def test_another_call_under_the_same_number_fails_in_a_future_of_its_own() -> No
 
 
 def test_a_failed_chunk_voids_the_next_optimizer_step_alone() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     world.fails = {(model, 1)}
     kinds: list[OperationKind] = [
@@ -258,7 +97,7 @@ def test_a_failed_chunk_voids_the_next_optimizer_step_alone() -> None:
 
 
 def test_a_number_that_never_comes_fails_in_its_future_and_drops_the_gradient() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     step = world.submit("ann", model, 2, "optim_step")
     assert world.service.wake_at() == GAP_S
@@ -270,7 +109,7 @@ def test_a_number_that_never_comes_fails_in_its_future_and_drops_the_gradient() 
 
 
 def test_a_faulty_call_never_reaches_the_learner() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     future = world.submit("ann", model, 1, "optim_step", fault="adam_params: expected an object")
     world.learn()
@@ -279,7 +118,7 @@ def test_a_faulty_call_never_reaches_the_learner() -> None:
 
 
 def test_a_model_of_an_unknown_base_is_refused_in_its_future() -> None:
-    world = World()
+    world = TinkerWorld()
     world.body("ann", OpenSession(SessionName("s1")))
     future = world.create("ann", ModelId("s1:train:0"), base="org/other")
     world.learn()
@@ -290,7 +129,7 @@ def test_a_model_of_an_unknown_base_is_refused_in_its_future() -> None:
 
 
 def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     world.submit("ann", model, 1)
     order = world.next_order()
@@ -302,7 +141,7 @@ def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
 
 
 def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
-    world = World()
+    world = TinkerWorld()
     ann, bob = world.session("ann", "s1"), world.session("bob", "s2")
     for number in range(1, 20):
         world.submit("ann", ann, number)
@@ -313,28 +152,114 @@ def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
     assert [each[0] for each in world.ran[:4]].count(bob) == 2
 
 
-def test_when_the_learner_begins_again_its_models_are_lost_and_checkpoints_stay() -> None:
-    world = World()
+def test_a_learner_that_begins_again_makes_the_model_again_before_its_next_operation() -> None:
+    world = TinkerWorld()
     model = world.session()
-    path = world.save("ann", model, 1, "one")
-    running = world.submit("ann", model, 2)
+    for number, kind in enumerate(("forward_backward", "optim_step", "forward_backward"), 1):
+        world.submit("ann", model, number, kind, body=b"%d" % number)
+    world.learn()
+    running = world.submit("ann", model, 4)
     assert world.next_order() is not None
     world.take(world.service.learner_began(now=world.now))
-    assert "the learner began again" in world.result("ann", running)["error"]
-    later = world.submit("ann", model, 3)
-    loaded = ModelId("s1:train:1")
-    said = {"path": path, "optimizer": True, "metadata": "{}"}
-    future = world.submit("ann", loaded, 0, "load", said)
+    world.ran.clear()
     world.learn()
-    assert world.result("ann", later)["category"] == "server"
+    assert [each[1:] for each in world.ran if each[0]] == [
+        (0, "create"), (1, "forward_backward"), (2, "optim_step"), (3, "forward_backward"),
+        (4, "forward_backward"),
+    ]  # fmt: skip
+    assert world.result("ann", running) == b"result of "
+
+
+def test_after_a_saved_step_only_what_came_later_is_computed_again() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    kinds: list[OperationKind] = ["forward_backward", "optim_step"]
+    for number, kind in enumerate([*kinds, *kinds, "forward_backward"], 1):
+        world.submit("ann", model, number, kind)
+    world.learn()
+    states = [state_folder(model, number) for number in (2, 4)]
+    world.next_order(StepSaved(model, 2))
+    assert world.records[-1] == StepSaved(model, 2)
+    world.take(world.service.learner_began(now=world.now))
+    keeps = world.next_order()
+    assert keeps is not None
+    assert keeps["arguments"] == {"folders": sorted(states), "models": [model]}
+    world.end(keeps, {})
+    world.ran.clear()
+    world.submit("ann", model, 6, "optim_step")
+    load = world.next_order()
+    assert load is not None
+    assert load["arguments"] == {"folder": states[0], "optimizer": True}
+    world.learn()
+    assert [each[1:] for each in world.ran if each[0]] == [
+        (2, "load"), (3, "forward_backward"), (4, "optim_step"), (5, "forward_backward"),
+        (6, "optim_step"),
+    ]  # fmt: skip
+
+
+def test_a_step_is_believed_to_be_saved_only_if_it_has_ended() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    world.submit("ann", model, 1, "optim_step")
+    order = world.next_order()
+    assert order is not None
+    world.next_order(StepSaved(model, 1), StepSaved(ModelId("s9:train:0"), 1))
+    assert not any(isinstance(each, StepSaved) for each in world.records)
+
+
+def test_a_model_that_cannot_be_computed_again_is_lost_and_says_why() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    world.submit("ann", model, 2)
+    world.learn()
+    world.take(world.service.learner_began(now=world.now))
+    world.fails = {(model, 0)}
+    futures = [world.submit("ann", model, number) for number in (3, 4)]
+    world.learn()
+    for future in futures:
+        assert "cannot compute this model again" in world.result("ann", future)["error"]
+    loaded = ModelId("s1:train:1")
+    future = world.submit(
+        "ann", loaded, 0, "load", {"path": path, "optimizer": True, "metadata": "{}"}
+    )
+    world.learn()
     assert world.result("ann", future) == {
         "type": "load_weights", "model_id": loaded, "path": path,
     }  # fmt: skip
     assert world.body("ann", ShowModel(loaded))["lora_rank"] == 8
 
 
+def test_what_a_model_was_loaded_from_is_kept_until_a_step_is_saved() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    path = world.save("ann", model, 1, "one")
+    (folder,) = world.folders()
+    loaded = ModelId("s1:train:1")
+    said = {"path": path, "optimizer": False, "metadata": "{}"}
+    world.submit("ann", loaded, 0, "load", said)
+    world.learn()
+    world.body("ann", DeleteCheckpoint(path))
+    world.submit("ann", loaded, 1, "optim_step")
+    keeps = world.next_order()
+    assert keeps is not None
+    assert keeps["arguments"]["folders"] == [folder]
+    world.end(keeps, {})
+    world.take(world.service.learner_began(now=world.now))
+    world.submit("ann", loaded, 2, "optim_step")
+    orders = world.learn()
+    (again,) = (each for each in orders if each["kind"] == "load")
+    assert again["arguments"] == {"folder": folder, "optimizer": False}
+    state = state_folder(loaded, 2)
+    world.next_order(StepSaved(loaded, 2))
+    world.take(world.service.learner_began(now=world.now))
+    keeps = world.next_order()
+    assert keeps is not None
+    assert keeps["arguments"]["folders"] == [state]
+
+
 def test_a_model_that_is_made_while_the_learner_dies_is_made_by_the_next_one() -> None:
-    world = World()
+    world = TinkerWorld()
     world.body("ann", OpenSession(SessionName("s1")))
     future = world.create("ann", ModelId("s1:train:0"))
     keeps = world.next_order()
@@ -347,10 +272,10 @@ def test_a_model_that_is_made_while_the_learner_dies_is_made_by_the_next_one() -
 
 
 def test_the_learner_is_told_which_models_and_folders_to_keep() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     path = world.save("ann", model, 1, "one")
-    folder = world.records[-1].folder
+    (folder,) = world.folders()
     world.take(world.service.learner_began(now=world.now))
     order = world.next_order()
     assert order is not None
@@ -365,7 +290,7 @@ def test_the_learner_is_told_which_models_and_folders_to_keep() -> None:
 
 
 def test_a_session_ends_after_a_silence_and_with_it_its_models() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     world.pass_time(SILENT_S - 1)
     world.body("ann", KeepSession(SessionName("s1")))
@@ -379,7 +304,7 @@ def test_a_session_ends_after_a_silence_and_with_it_its_models() -> None:
 
 
 def test_what_waits_when_a_session_ends_fails_in_its_future() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     future = world.submit("ann", model, 1)
     world.body("ann", EndSession(SessionName("s1")))
@@ -389,12 +314,12 @@ def test_what_waits_when_a_session_ends_fails_in_its_future() -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["same process", "after a restart"])
 def test_a_caller_sees_and_touches_nothing_of_another_one(kept: bool) -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session("ann", "s1")
     path = world.save("ann", model, 1, "one")
     future = world.submit("ann", model, 2)
     if kept:
-        world = World(*world.records)
+        world = TinkerWorld(*world.records)
     world.session("bob", "s2")
     digest = digest_of(b"")
     foreign: list[ClientCall] = [
@@ -426,12 +351,12 @@ def test_a_caller_sees_and_touches_nothing_of_another_one(kept: bool) -> None:
 
 
 def test_checkpoints_are_listed_expire_and_are_deleted_after_a_restart_too() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     one = world.save("ann", model, 1, "one")
     two = world.save("ann", model, 2, "two", ttl_s=50.0)
     three = world.save("ann", model, 3, "one", kind="sampler_weights")
-    world = World(*world.records)
+    world = TinkerWorld(*world.records)
     listed = world.body("ann", ListCheckpoints(model, 0, 2))
     assert [each["tinker_path"] for each in listed["checkpoints"]] == [three, two]
     assert listed["cursor"] == {"offset": 0, "limit": 2, "total_count": 3}
@@ -451,7 +376,7 @@ def test_checkpoints_are_listed_expire_and_are_deleted_after_a_restart_too() -> 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", ".hidden", "x" * 129, "é"])
 def test_a_name_that_could_be_a_path_is_refused(name: str) -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     said = {
         "type": "save_weights",
@@ -467,20 +392,20 @@ def test_a_name_that_could_be_a_path_is_refused(name: str) -> None:
 
 
 def test_a_checkpoint_is_replaced_only_if_its_client_says_so() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     path = world.save("ann", model, 1, "one")
-    before = world.records[-1].folder
+    (before,) = world.folders()
     said = {"type": "save_weights", "path": path, "ttl_s": None, "metadata": "{}", "sampler": None}
     refused = world.submit("ann", model, 2, "save", {**said, "overwrite": False})
     world.learn()
     assert "expected another name, or overwrite" in world.result("ann", refused)["error"]
     world.save("ann", model, 3, "one", overwrite=True)
-    assert world.records[-1].folder != before
+    assert world.folders()[-1] != before
 
 
 def test_a_checkpoint_for_samplers_has_no_optimizer_state_to_load() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     path = world.save("ann", model, 1, "one", kind="sampler_weights")
     said = {"path": path, "optimizer": True, "metadata": "{}"}
@@ -497,7 +422,7 @@ def test_a_greedy_caller_is_told_to_wait(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(module, limit, value)
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     for number in range(2, 5):
         world.submit("ann", model, number, body=bytes(100))
@@ -511,7 +436,7 @@ def test_a_greedy_caller_is_told_to_wait(
 
 def test_sessions_of_a_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLER_SESSIONS_MAX", 2)
-    world = World()
+    world = TinkerWorld()
     for name in ("s1", "s2"):
         world.body("ann", OpenSession(SessionName(name)))
     assert world.asked("ann", OpenSession(SessionName("s3"))).status == 429
@@ -520,7 +445,7 @@ def test_sessions_of_a_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("seed", range(30))
 def test_any_order_of_clients_learners_and_silences_answers_each_call_once(seed: int) -> None:
     """Each operation that ran ran once, and each future has one result."""
-    random, world = Random(seed), World()
+    random, world = Random(seed), TinkerWorld()
     models = {caller: world.session(caller, f"s-{caller}") for caller in ("ann", "bob", "eve")}
     pending = {caller: list(range(1, 25)) for caller in models}
     futures: list[tuple[str, FutureId]] = []
@@ -540,7 +465,7 @@ def test_any_order_of_clients_learners_and_silences_answers_each_call_once(seed:
                 if order is not None and random.random() < 0.8:
                     world.ran.append((order["model"], order["number"], order["kind"]))
                     failed = (order["model"], order["number"]) in world.fails
-                    world.end(order, Failed("bad data") if failed else _result(order))
+                    world.end(order, Failed("bad data") if failed else result_of(order))
             case 5:
                 world.pass_time(random.choice([0.0, 1.0, 10.0]))
     for caller, numbers in pending.items():
@@ -560,7 +485,9 @@ def test_any_order_of_clients_learners_and_silences_answers_each_call_once(seed:
 ORDER = SampleOrder(b"\x01\0\0\0", 2, 8, WHOLE, (), (), None)
 
 
-def sampler_of(world: World, model: ModelId, number: int, name: str = "s1:sample:0") -> SamplerName:
+def sampler_of(
+    world: TinkerWorld, model: ModelId, number: int, name: str = "s1:sample:0"
+) -> SamplerName:
     """A sampler of the model's present weights."""
     path = f"tinker://{model}/sampler_weights/{number}"
     said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
@@ -572,7 +499,11 @@ def sampler_of(world: World, model: ModelId, number: int, name: str = "s1:sample
 
 
 def sampled(
-    world: World, sampler: SamplerName, number: int, order: SampleOrder = ORDER, said: bytes = b""
+    world: TinkerWorld,
+    sampler: SamplerName,
+    number: int,
+    order: SampleOrder = ORDER,
+    said: bytes = b"",
 ) -> FutureId:
     call = SampleAsked(sampler, number, digest_of(said), order.count, order)
     body = world.body("ann", call)
@@ -580,7 +511,7 @@ def sampled(
     return FutureId(body["request_id"])
 
 
-def drawn(world: World) -> list[tuple[str, int]]:
+def drawn(world: TinkerWorld) -> list[tuple[str, int]]:
     """What workers were asked to draw since the last look: the futures, and the versions."""
     found = [(each.future, each.version) for each in world.draws if isinstance(each, DrawSample)]
     world.draws.clear()
@@ -588,7 +519,7 @@ def drawn(world: World) -> list[tuple[str, int]]:
 
 
 def test_a_sample_is_drawn_by_the_weights_of_its_sampler_alone() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     first = sampler_of(world, model, 1)
     step = world.submit("ann", model, 2, "optim_step")
@@ -611,7 +542,7 @@ def test_a_sample_is_drawn_by_the_weights_of_its_sampler_alone() -> None:
 
 
 def test_the_folder_of_a_sampler_is_kept_as_long_as_its_session() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     sampler_of(world, model, 1)
     world.take(world.service.learner_began(now=world.now))
@@ -626,7 +557,7 @@ def test_the_folder_of_a_sampler_is_kept_as_long_as_its_session() -> None:
 
 
 def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call() -> None:
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     future = sampled(world, sampler, 1)
     assert sampled(world, sampler, 1) == future
@@ -643,7 +574,7 @@ def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call(
 
 
 def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
     order = world.next_order()
@@ -659,7 +590,7 @@ def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
 
 
 def test_weights_that_cannot_be_published_fail_what_waits_for_them() -> None:
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     future = sampled(world, sampler, 1)
     order = world.next_order()
@@ -669,7 +600,7 @@ def test_weights_that_cannot_be_published_fail_what_waits_for_them() -> None:
 
 
 def test_samplers_of_the_base_and_of_checkpoints_are_opened_at_once() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     path = world.save("ann", model, 1, "one")
     session, name = SessionName("s1"), SamplerName("s1:sample:5")
@@ -708,7 +639,7 @@ def test_samplers_of_the_base_and_of_checkpoints_are_opened_at_once() -> None:
 
 
 def test_a_session_takes_its_samples_with_it() -> None:
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     future = sampled(world, sampler, 1)
     world.learn()
@@ -723,7 +654,7 @@ def test_a_session_takes_its_samples_with_it() -> None:
 
 
 def test_only_samples_are_cancelled() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     future = world.submit("ann", model, 1)
     world.body("ann", CancelSample(future))
@@ -733,7 +664,7 @@ def test_only_samples_are_cancelled() -> None:
 
 
 def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
-    world = World()
+    world = TinkerWorld()
     world.session("bob", "s2")
     sampler = sampler_of(world, world.session(), 1)
     future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
@@ -751,19 +682,19 @@ def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
 def test_the_learner_may_begin_again_after_a_session_has_ended_in_the_middle_of_an_operation() -> (
     None
 ):
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     running, waiting = world.submit("ann", model, 1), world.submit("ann", model, 5)
     assert world.next_order() is not None
     world.body("ann", EndSession(SessionName("s1")))
     assert "the session has ended" in world.result("ann", waiting)["error"]
     world.take(world.service.learner_began(now=world.now))
-    assert "the learner began again" in world.result("ann", running)["error"]
+    assert "the session has ended" in world.result("ann", running)["error"]
     world.learn()
 
 
 def test_a_step_that_cannot_run_leaves_no_gradient_behind() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     world.submit("ann", model, 1)
     wrong = world.submit("ann", model, 2, "optim_step", fault="beta1: expected a number")
@@ -777,7 +708,7 @@ def test_a_step_that_cannot_run_leaves_no_gradient_behind() -> None:
 
 
 def test_nothing_is_drawn_by_old_weights_while_others_are_published() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     first, second = sampler_of(world, model, 1), sampler_of(world, model, 2, "s1:sample:1")
     sampled(world, first, 1)
@@ -802,7 +733,7 @@ def test_nothing_is_drawn_by_old_weights_while_others_are_published() -> None:
 
 
 def test_a_sampler_is_not_made_for_a_session_that_has_ended() -> None:
-    world = World()
+    world = TinkerWorld()
     model = world.session()
     path = f"tinker://{model}/sampler_weights/1"
     said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
@@ -817,7 +748,7 @@ def test_a_sampler_is_not_made_for_a_session_that_has_ended() -> None:
 
 
 def test_a_report_that_comes_late_does_not_end_another_order() -> None:
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     world.take(world.service.learner_began(now=world.now))
     keeps = world.next_order()
@@ -836,7 +767,7 @@ def test_a_sample_number_that_was_forgotten_is_not_drawn_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SAMPLER_NUMBERS_MAX", 2)
-    world = World()
+    world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
     for number in (1, 2, 3):
         sampled(world, sampler, number)
