@@ -28,6 +28,8 @@ from torch import Tensor
 # fewer kernels, and the hidden states' gradient, to which each block adds, is read and written less often.
 LOGIT_BLOCK_BYTES = {"cpu": 4 << 20}
 BLOCK_BYTES_ELSEWHERE = 256 << 20
+# Bytes of the logits of whole tokens. Each block reads all of the head, so it must not be a small one.
+WHOLE_LOGITS_BYTES = {"cpu": 64 << 20}
 # The columns of a block are a multiple of this. On an H200 matrix products with fewer columns, or with another number
 # of them, took twice as long. With 16,384 tokens the narrowest block has 16 MB.
 COLUMNS_MIN = 256
@@ -183,6 +185,19 @@ class _Head:
             if self.bias_v is not None:
                 raw_nk += self.bias_v[block]
             yield LogitBlock(raw_nk, start, self.tokens_n, self.temperatures_n, self.tail)
+
+
+def whole_logits(
+    hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, tail: LogitTail
+) -> Iterator[Tensor]:
+    """The logits of all columns [some of n, v] in float32, a few tokens at a time, without gradient."""
+    most = WHOLE_LOGITS_BYTES.get(hidden_nh.device.type, BLOCK_BYTES_ELSEWHERE)
+    tokens = max(1, most // (4 * len(weight_vh)))
+    for part_nh in torch.split(hidden_nh.to(weight_vh.dtype), tokens):
+        raw_nv = _product(part_nh, weight_vh.T)
+        if bias_v is not None:
+            raw_nv += bias_v
+        yield tail.bend_(raw_nv)
 
 
 def read_block(block: LogitBlock, sums_sn: Tensor) -> None:

@@ -14,6 +14,7 @@ Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of
 
 import logging
 import math
+from collections.abc import Iterator
 from itertools import chain
 from types import MethodType
 from typing import Any, cast
@@ -27,7 +28,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from echo2d.client import OperatorFault
 from echo2d.learner.batch.packing import MicroBatch, Pieces
 from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentionError, register
-from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores
+from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores, whole_logits
 from echo2d.learner.ranks.row_ranks import RowRanks
 
 # The name of a method of the model, and of one of its head. FSDP2 gathers their weights before it calls these methods.
@@ -131,6 +132,23 @@ class AnswerScorer:
             self._context(positions_bt, pieces, row_ranks),
         )
         return TokenScores(*row_ranks.gather(found, first, len(places_n)))
+
+    @torch.no_grad()
+    def logits(
+        self,
+        tokens_bt: NDArray[np.int64],
+        places_n: NDArray[np.int64],
+        positions_bt: NDArray[np.int64] | None = None,
+        pieces: Pieces | None = None,
+    ) -> Iterator[Tensor]:
+        """The logits [some of n, v] at these places, a few of them at a time. The arguments are those of
+        `score_targets`. Not for a model whose weights or rows are shared by ranks.
+        """
+        context = self._context(positions_bt, pieces, RowRanks())
+        found = self.model.base_model(input_ids=self._here(tokens_bt), use_cache=False, **context)
+        hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, self._here(places_n))
+        head = self.model.get_output_embeddings()
+        yield from whole_logits(hidden_nh, head.weight, getattr(head, "bias", None), self._tail)
 
     def _context(
         self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None, row_ranks: RowRanks
