@@ -255,3 +255,23 @@ class PromptAlternatives(_message.Message):
     tokens: Tensor
     logprobs: Tensor
     def __init__(self, tokens: _Optional[_Union[Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class PromptCall(_message.Message):
+    __slots__ = ("tokens", "logprobs", "last", "top_tokens", "targets", "alternatives", "temperature", "rng_seed")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    RNG_SEED_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    logprobs: bool
+    last: int
+    top_tokens: int
+    targets: Tensor
+    alternatives: int
+    temperature: float
+    rng_seed: int
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: bool = ..., last: _Optional[int] = ..., top_tokens: _Optional[int] = ..., targets: _Optional[_Union[Tensor, _Mapping]] = ..., alternatives: _Optional[int] = ..., temperature: _Optional[float] = ..., rng_seed: _Optional[int] = ...) -> None: ...

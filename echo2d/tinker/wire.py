@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.prompts import PromptCall, PromptScores, PromptTargets
 
 # One forward_backward. The client sends at most 5 MB, or a single datum: 131,072 tokens with 5 targets and weights for
 # each of them, in the sparse form, take 20 MB.
@@ -34,7 +35,7 @@ AXES_MAX = 2  # of an input: [tokens], or [tokens, targets for each token]
 # sparse inputs can hold, and 128 MiB as int64.
 CELLS_MAX = 1 << 24
 
-CallT = TypeVar("CallT", pb.CallHead, pb.ForwardBackwardCall)
+CallT = TypeVar("CallT", pb.CallHead, pb.ForwardBackwardCall, pb.PromptCall)
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.ELEMENT_FLOAT32: np.dtype("<f4"),
     pb.ELEMENT_INT64: np.dtype("<i8"),
@@ -144,12 +145,90 @@ def write_sample_result(sequences: Sequence[SampledTokens]) -> bytes:
     return body
 
 
-def write_prompt_scores(logprobs: NDArray[np.float32]) -> bytes:
-    """A part of the result of asample: the logprob of each token of the prompt; NaN: there is none."""
-    body: bytes = pb.SampleResult(
-        prompt_logprobs=logprobs.astype("<f4").tobytes()
-    ).SerializeToString()
+def write_prompt_call(call: PromptCall) -> bytes:
+    """The body of the learner's order "score"."""
+    message = pb.PromptCall(
+        tokens=call.tokens_t.astype("<i4").tobytes(),
+        logprobs=call.logprobs,
+        last=call.last,
+        top_tokens=call.top_tokens,
+        targets=None
+        if call.targets is None
+        else _cells(call.targets, call.targets.tokens_c, pb.ELEMENT_INT64),
+        alternatives=call.alternatives,
+        temperature=call.temperature,
+        rng_seed=call.rng_seed,
+    )
+    body: bytes = message.SerializeToString()
     return body
+
+
+def read_prompt_call(body: bytes) -> PromptCall:
+    """Malformed: the body is none that `write_prompt_call` has written."""
+    call, place = _parse(pb.PromptCall(), body), "prompt"
+    targets = None
+    if call.HasField("targets"):
+        given, int64 = call.targets, np.dtype("<i8")
+        if len(given.shape) != 2:
+            raise Malformed(f"{place}: expected two axes of targets; found {len(given.shape)}")
+        shape = given.shape[0], given.shape[1]
+        if given.WhichOneof("values") == "sparse":
+            starts = _numbers(given.sparse.row_starts, shape[0] + 1, int64, place)
+            columns = _numbers(given.sparse.columns, int(starts[-1]), int64, place)
+            cells = _numbers(given.sparse.entries, int(starts[-1]), int64, place)
+            targets = PromptTargets(shape, cells, starts, columns)
+        else:
+            targets = PromptTargets(shape, _numbers(given.dense, math.prod(shape), int64, place))
+    return PromptCall(
+        tokens_t=np.frombuffer(call.tokens, "<i4").astype(np.int64),
+        logprobs=call.logprobs,
+        last=call.last,
+        top_tokens=call.top_tokens,
+        targets=targets,
+        alternatives=call.alternatives,
+        temperature=call.temperature,
+        rng_seed=call.rng_seed if call.HasField("rng_seed") else None,
+    )
+
+
+def write_prompt_scores(call: PromptCall, scores: PromptScores) -> bytes:
+    """A part of the result of asample: what the client has asked of the prompt."""
+    result = pb.SampleResult()
+    if call.logprobs:
+        result.prompt_logprobs = scores.logprobs_t.astype("<f4").tobytes()
+    if call.top_tokens:
+        top = result.prompt_top_tokens
+        top.positions, top.kept = scores.top_tokens_tk.shape
+        top.tokens = scores.top_tokens_tk.astype("<i4").tobytes()
+        top.logprobs = scores.top_logprobs_tk.astype("<f4").tobytes()
+    if call.targets is not None:
+        cells = _cells(call.targets, scores.targets_c, pb.ELEMENT_FLOAT32)
+        result.target_prompt_logprobs.CopyFrom(cells)
+    if call.alternatives:
+        shape, found = scores.alternatives_tk.shape, result.prompt_alternatives
+        found.tokens.CopyFrom(_dense_tensor(scores.alternatives_tk, shape, pb.ELEMENT_INT64))
+        found.logprobs.CopyFrom(
+            _dense_tensor(scores.alternative_logprobs_tk, shape, pb.ELEMENT_FLOAT32)
+        )
+    body: bytes = result.SerializeToString()
+    return body
+
+
+def _cells(layout: PromptTargets, values_c: NDArray[Any], element: pb.Element) -> pb.Tensor:
+    """These values in the client's layout."""
+    if layout.row_starts is None or layout.columns_c is None:
+        return _dense_tensor(values_c, layout.shape, element)
+    rows = pb.SparseRows(
+        entries=values_c.astype(_DTYPES[element]).tobytes(),
+        row_starts=layout.row_starts.astype("<i8").tobytes(),
+        columns=layout.columns_c.astype("<i8").tobytes(),
+    )
+    return pb.Tensor(sparse=rows, element=element, shape=layout.shape)
+
+
+def _dense_tensor(values: NDArray[Any], shape: tuple[int, ...], element: pb.Element) -> pb.Tensor:
+    data = values.astype(_DTYPES[element]).tobytes()
+    return pb.Tensor(dense=data, element=element, shape=shape)
 
 
 def _parse(call: CallT, body: bytes) -> CallT:

@@ -5,7 +5,7 @@
     optim_step, discard     apply the gradient, or drop it
     save                    a slot's directory in learner.out_dir/tinker
     publish                 a saved slot, or the base model, as a version that workers serve
-    score                   the logprobs of a prompt under a saved slot, or the base model
+    score                   what a client asks of a prompt, under a saved slot or the base model
     keep                    free all other slots, and delete all other directories
 
 A call is checked before anything is computed, so a call that the client got wrong changes nothing.
@@ -53,6 +53,7 @@ from echo2d.learner.saving.files import (
     whole_directory,
 )
 from echo2d.learner.saving.layout import layout_of
+from echo2d.learner.tinker.prompt_reader import PromptReader
 from echo2d.learner.tinker.slots import PUBLISHED_FILES, Adam, Slot, Slots, SlotShape
 from echo2d.learner.tinker.sums import (
     TARGETS,
@@ -68,6 +69,7 @@ from echo2d.logs import say
 from echo2d.tinker.wire import (
     Datum,
     read_forward_backward,
+    read_prompt_call,
     write_forward_backward_output,
     write_prompt_scores,
 )
@@ -314,31 +316,20 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def _score(self, arguments: Mapping[str, Any], prompt: bytes) -> bytes:
-        """The logprobs of the last tokens of a prompt under saved weights (folder "": the base model)."""
-        tokens_t = np.frombuffer(prompt, dtype="<i4").astype(np.int64)
-        check_tokens("prompt", tokens_t, self._vocabulary)
-        found = np.full(len(tokens_t), np.nan, dtype=np.float32)
-        # The first token has no logprob.
-        last = min(arguments["last"], len(tokens_t) - 1)
-        if last > 0:
-            first = len(tokens_t) - last
-            row = _Checked(tokens_t[:-1], tokens_t[1:], {})
+    def _score(self, arguments: Mapping[str, Any], body: bytes) -> bytes:
+        """What a client asks of a prompt, under saved weights (folder "": the base model)."""
+        call = read_prompt_call(body)
+        check_tokens("prompt", call.tokens_t, self._vocabulary)
+        reader = PromptReader(call, self._device)
+        if len(reader.rows_n):
+            row = _Checked(call.tokens_t[:-1], call.tokens_t[1:], {})
             micro = _laid_out([row], packed=self._scorer.packed)
-            places_n = micro.places_n[first - 1 :]
             with self._factory.using(self._snapshot_slot(arguments["folder"])):
-                found[first:] = (
-                    self._scorer.score_targets(
-                        micro.tokens_bt,
-                        places_n,
-                        tokens_t[first:],
-                        micro.positions_bt,
-                        micro.pieces,
-                    )
-                    .logprobs_n.cpu()
-                    .numpy()
-                )
-        return write_prompt_scores(found)
+                places_n = micro.places_n[reader.rows_n]
+                parts = micro.tokens_bt, places_n, micro.positions_bt, micro.pieces
+                for logits_nv in self._scorer.logits(*parts):
+                    reader.read(logits_nv)
+        return write_prompt_scores(call, reader.scores)
 
     def _snapshot_slot(self, folder: str) -> Slot | None:
         """The slot of saved weights, of which the last few stay in memory; None: the base model."""

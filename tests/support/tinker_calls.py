@@ -1,6 +1,6 @@
 """Calls of the Tinker API as the coordinator gives them to a learner, and what the learner answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from echo2d.client import OperationResult, Session, TinkerOperation
 from echo2d.tinker import messages_pb2 as pb
@@ -63,6 +64,17 @@ def _tensor(values: NDArray[Any]) -> pb.Tensor:
     element = pb.ELEMENT_INT64 if whole else pb.ELEMENT_FLOAT32
     data = values.astype("<i8" if whole else "<f4").tobytes()
     return pb.Tensor(dense=data, element=element, shape=values.shape)
+
+
+def merged_weights(
+    base: Any, layers: Iterable[str], adapter: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights of a base model by name, with an adapter of rank 4 in these layers. Gradients go to the adapter."""
+    merged = dict(base.named_parameters())
+    for layer in layers:
+        a, b = (adapter[f"{layer}.lora_{letter}.weight"] for letter in "AB")
+        merged[f"{layer}.weight"] = merged[f"{layer}.weight"].detach() + 32 / 4 * b @ a
+    return merged
 
 
 @dataclass(frozen=True, slots=True)

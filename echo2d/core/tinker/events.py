@@ -87,9 +87,9 @@ class SampleOrder:
     stop_token_ids: tuple[int, ...]
     stops: tuple[str, ...]  # texts that end a sequence, at the token that completes one of them
     rng_seed: int | None
-    # The tokens (int32) of which the last `scored_last` get logprobs; empty: none do.
+    # What the learner must find out about the prompt, as a message of the API's wire; empty: nothing.
     scored: bytes = b""
-    scored_last: int = 0
+    scores_bytes: int = 0  # of what it finds
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,10 +120,15 @@ class Samplers:
         return None if first is None else self._unscored.pop(first)
 
     def waiting(self, caller: str) -> tuple[int, int]:
-        """How many samples of this caller wait, and the bytes of their prompts."""
-        waiting = [*self._waiting.values(), *self._unscored.values()]
-        mine = [each.order for each in waiting if each.sampler.caller == caller]
-        return len(mine), sum(len(each.prompt) + len(each.scored) for each in mine)
+        """How many samples of this caller wait. And the bytes of all its samples: of their prompts, and of what the
+        learner finds out about these.
+        """
+        mine = [each for each in self._all() if each.sampler.caller == caller]
+        sizes = [
+            len(each.order.prompt) + len(each.order.scored) + each.order.scores_bytes
+            for each in mine
+        ]
+        return sum(each.future not in self._drawn for each in mine), sum(sizes)
 
     def drawn(self, future: FutureId) -> AskedSample | None:
         """A sample that workers draw now; None: they do not draw this one."""

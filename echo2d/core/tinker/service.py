@@ -575,7 +575,7 @@ class TinkerService:
                 actions += self._begin(name, now)
             elif (sample := self._samplers.next_to_score()) is not None:
                 self._scoring, self._has_scored = sample, True
-                said = {"folder": sample.sampler.folder, "last": sample.order.scored_last}
+                said = {"folder": sample.sampler.folder}
                 self._order = self._own_order("score", said, sample.order.scored)
             else:
                 break

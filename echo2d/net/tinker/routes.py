@@ -19,6 +19,7 @@ Not here: order and results (`core/tinker`), arrays (`tinker.wire`).
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -30,7 +31,9 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Protocol
 
+import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from echo2d.client.http import LONG_POLL_S, OPERATION_PATH, RESULT_PATH
 from echo2d.client.tinker import RESULT_BYTES_MAX
@@ -81,7 +84,13 @@ from echo2d.net.http.json_fields import (
 )
 from echo2d.net.security.auth import Caller, Role
 from echo2d.net.tinker.models import ServedModels
-from echo2d.tinker.wire import FORWARD_BACKWARD_BYTES_MAX, Malformed, read_head
+from echo2d.tinker.prompts import PromptCall, PromptTargets
+from echo2d.tinker.wire import (
+    FORWARD_BACKWARD_BYTES_MAX,
+    Malformed,
+    read_head,
+    write_prompt_call,
+)
 
 PREFIX = "/api/v1"
 KEY_PREFIX = "tml-"
@@ -102,13 +111,6 @@ SAMPLE_BYTES_MAX = 4 << 20
 SEQUENCES_MAX = 128  # of one call
 SEQUENCE_TOKENS_MAX = 1 << 17
 STOPS_MAX, STOP_CHARS_MAX = 64, 128
-# What an answer to asample may hold besides sequences.
-_NOT_SAMPLED = (
-    "topk_prompt_logprobs",
-    "topk_sample_logprobs",
-    "target_prompt_logprobs",
-    "prompt_alt_tokens_k",
-)
 LISTED_MAX = 100
 # The releases of the client with which the tests have run.
 TESTED = ((0, 38), (0, 38))
@@ -349,15 +351,16 @@ class TinkerRoutes:
         self, body: Mapping[str, Any], count: int, faults: "_Faults"
     ) -> SampleOrder | None:
         """What to draw; None: `faults` says why nothing."""
-        for name in _NOT_SAMPLED:
-            if body.get(name):
-                faults.add(f"{name} is not served yet")
+        if body.get("topk_sample_logprobs"):
+            faults.add(
+                "topk_sample_logprobs is not served: ask for topk_prompt_logprobs of prompt and sample"
+            )
         said, models = faults.table(body, "sampling_params"), self._models
         prompt = faults.prompt(body, models.vocab_size)
         context = models.context_max or SEQUENCE_TOKENS_MAX
-        fits = bool(body.get("prompt_logprobs")) and len(prompt) <= context
-        scored = pack_tokens(prompt) if fits else b""
-        if scored and said.get("max_tokens") == 1:
+        asked = faults.prompt_call(body, prompt, models.vocab_size)
+        scores = asked.asks and len(prompt) <= context
+        if scores and said.get("max_tokens") == 1:
             # The client wants no answer. So one may follow what leaves room for it.
             prompt = prompt[: context - CONTEXT_SPARE - 1]
         room = min(context - CONTEXT_SPARE - len(prompt), SEQUENCE_TOKENS_MAX)
@@ -375,11 +378,13 @@ class TinkerRoutes:
         seed = None if said.get("seed") is None else faults.integer(said, "seed", 0)
         if faults.first is not None:
             return None
-        last = faults.integer(body, "prompt_logprobs_last_n", 0) or len(scored) // 4
-        last = min(max(last, 0), len(scored) // 4)
-        return SampleOrder(
-            pack_tokens(prompt), count, min(most, room), sampling, tokens, texts, seed, scored, last
+        order = SampleOrder(
+            pack_tokens(prompt), count, min(most, room), sampling, tokens, texts, seed
         )
+        if not scores:
+            return order
+        asked = replace(asked, temperature=sampling.temperature, rng_seed=seed)
+        return replace(order, scored=write_prompt_call(asked), scores_bytes=asked.answer_bytes)
 
     async def cancel(self, request: web.Request, caller: str) -> web.Response:
         future = FutureId(_text(await json_object(request), "request_id"))
@@ -561,6 +566,48 @@ class _Faults:
             self.add(f"prompt: expected token ids from 0 to {vocab_size - 1}")
             return []
         return found
+
+    def prompt_call(
+        self, body: Mapping[str, Any], prompt: list[int], vocab_size: int
+    ) -> PromptCall:
+        """What the client wants to know of the prompt's tokens."""
+        last = body.get("prompt_logprobs_last_n")
+        call = PromptCall(
+            tokens_t=np.array(prompt, np.int64),
+            logprobs=bool(body.get("prompt_logprobs")),
+            last=len(prompt) - 1
+            if last is None
+            else self.integer(body, "prompt_logprobs_last_n", 0),
+            top_tokens=self.integer(body, "topk_prompt_logprobs", 0),
+            targets=self._targets(body, "target_prompt_logprobs"),
+            alternatives=self.integer(body, "prompt_alt_tokens_k", 0),
+        )
+        self.add_if(call.fault(vocab_size))
+        return call
+
+    def _targets(self, body: Mapping[str, Any], name: str) -> PromptTargets | None:
+        """A matrix of tokens, dense or in CSR."""
+        table = self.table(body, name)
+        if not table:
+            return None
+
+        def integers(part: str) -> NDArray[np.int64]:
+            found = table.get(part)
+            # A text among them would widen every cell of an array.
+            if isinstance(found, list) and all(type(each) is int for each in found):
+                with contextlib.suppress(OverflowError):
+                    return np.array(found, np.int64)
+            self.add(f"{name}.{part}: expected a list of integers")
+            return np.zeros(0, np.int64)
+
+        shape, tokens_c = integers("shape").tolist(), integers("data")
+        if len(shape) != 2 or min(shape) < 0:
+            self.add(f"{name}.shape: expected two numbers from 0 on")
+            return None
+        if table.get("sparse_crow_indices") is None:
+            return PromptTargets((shape[0], shape[1]), tokens_c)
+        starts, columns_c = integers("sparse_crow_indices"), integers("sparse_col_indices")
+        return PromptTargets((shape[0], shape[1]), tokens_c, starts, columns_c)
 
     def stops(
         self, said: Mapping[str, Any], models: ServedModels

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.prompts import PromptCall, PromptTargets
 from echo2d.tinker.wire import (
     CELLS_MAX,
     DATUMS_MAX,
@@ -26,7 +27,9 @@ from echo2d.tinker.wire import (
     SequenceSpan,
     read_forward_backward,
     read_head,
+    read_prompt_call,
     write_forward_backward_output,
+    write_prompt_call,
 )
 
 ELEMENTS = {np.dtype(np.float32): pb.ELEMENT_FLOAT32, np.dtype(np.int64): pb.ELEMENT_INT64}
@@ -385,3 +388,49 @@ def test_the_records_of_a_result_are_runs_of_the_same_width() -> None:
     assert [each.datums for each in records] == [2, 2, 1, 1]
     assert [list(each.fields["logprobs"].other_axes) for each in records] == [[], [4], [5], []]
     assert {each.record_type for each in records} == {"ArrayRecord"}
+
+
+@st.composite
+def prompt_calls(draw: st.DrawFn) -> PromptCall:
+    tokens = draw(st.integers(1, 6))
+    shape = tokens - 1, draw(st.integers(0, 4))
+    listed = draw(arrays.arrays(np.bool_, shape))
+    sparse = draw(st.booleans())
+    cells = int(listed.sum()) if sparse else listed.size
+    tokens_c = draw(arrays.arrays(np.int64, cells, elements=st.integers(-1, 99)))
+    rows, columns = np.nonzero(listed)
+    layout = (np.searchsorted(rows, np.arange(tokens)), columns) if sparse else ()
+    return PromptCall(
+        tokens_t=draw(arrays.arrays(np.int64, tokens, elements=st.integers(0, 2**31 - 1))),
+        logprobs=draw(st.booleans()),
+        last=draw(st.integers(0, 9)),
+        top_tokens=draw(st.integers(0, 9)),
+        targets=draw(st.sampled_from([None, PromptTargets(shape, tokens_c, *layout)])),
+        alternatives=draw(st.integers(0, 9)),
+        temperature=draw(st.floats(0, 9)),
+        rng_seed=draw(st.none() | st.integers(-(2**63), 2**63 - 1)),
+    )
+
+
+@given(prompt_calls())
+def test_a_call_about_a_prompt_is_read_as_it_was(call: PromptCall) -> None:
+    found = read_prompt_call(write_prompt_call(call))
+    for name in ("logprobs", "last", "top_tokens", "alternatives", "temperature", "rng_seed"):
+        assert getattr(found, name) == getattr(call, name)
+    assert np.array_equal(found.tokens_t, call.tokens_t)
+    assert (found.targets is None) == (call.targets is None)
+    if found.targets is not None and call.targets is not None:
+        assert found.targets.shape == call.targets.shape
+        assert np.array_equal(found.targets.tokens_c, call.targets.tokens_c)
+        assert np.array_equal(found.targets.rows_c, call.targets.rows_c)
+        assert (found.targets.columns_c is None) == (call.targets.columns_c is None)
+
+
+@given(prompt_calls(), st.data())
+def test_changed_bytes_of_a_call_about_a_prompt_are_read_or_malformed(
+    call: PromptCall, chance: st.DataObject
+) -> None:
+    body = bytearray(write_prompt_call(call))
+    if body:
+        body[chance.draw(st.integers(0, len(body) - 1))] = chance.draw(st.integers(0, 255))
+    tried(read_prompt_call, bytes(body))

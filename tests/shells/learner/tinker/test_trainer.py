@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load
 from torch import Tensor
 from torch.func import functional_call
@@ -21,7 +20,6 @@ from echo2d.learner.tinker.serve import result_of
 from echo2d.learner.tinker.slots import Slot
 from echo2d.learner.tinker.sums import LOSSES
 from echo2d.learner.tinker.trainer import MODELS_MAX, Trainer
-from echo2d.tinker import messages_pb2 as pb
 from tests.support.learner import make_base
 from tests.support.tinker_calls import (
     ADAM,
@@ -32,6 +30,7 @@ from tests.support.tinker_calls import (
     answer_of,
     call,
     forward_backward,
+    merged_weights,
 )
 
 VOCABULARY = 17
@@ -98,10 +97,7 @@ def reference(model: Path, slot: Slot, data: Sequence[Row]) -> tuple[list[Tensor
     """
     base = load_model(model).double()
     weights = {name: each.detach().double().requires_grad_() for name, each in slot.weights.items()}
-    merged = dict(base.named_parameters())
-    for layer in slot.pairs:
-        a, b = (weights[f"{layer}.lora_{letter}.weight"] for letter in "AB")
-        merged[f"{layer}.weight"] = merged[f"{layer}.weight"].detach() + 32 / 4 * b @ a
+    merged = merged_weights(base, slot.pairs, weights)
     found, loss = [], torch.zeros((), dtype=torch.float64)
     for tokens, inputs in data:
         logits = functional_call(base, merged, (torch.tensor([tokens]),)).logits[0]
@@ -425,35 +421,3 @@ def test_the_base_model_is_published_as_an_adapter_that_adds_nothing(config: Lea
     ((_, files),) = versions
     weights = load(files["adapter_model.safetensors"])
     assert not any(weight.any() for weight in weights.values())
-
-
-def test_a_prompt_is_scored_by_saved_weights_and_by_the_base_model(config: LearnerConfig) -> None:
-    trainer, _ = published(config)
-    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
-    row: list[Row] = [(tokens[:-1], {"target_tokens": np.array(tokens[1:]), "weights": np.ones(7)})]
-    before = scored(trainer, row, forward_only=True).logprobs[0]
-    for _ in range(3):
-        trainer.run(forward_backward(row))
-        trainer.run(call("optim_step", **ADAM))
-    trainer.run(call("save", folder="0a", optimizer=False))
-    after = scored(trainer, row, forward_only=True).logprobs[0]
-    trainer.run(forward_backward(row))
-    trainer.run(call("optim_step", **ADAM))
-    for folder, expected in (("", before), ("0a", after)):
-        found = prompt_scores(trainer, tokens, folder, last=len(tokens))
-        assert np.isnan(found[0])
-        assert np.allclose(found[1:], expected, atol=1e-6)
-        part = prompt_scores(trainer, tokens, folder, last=3)
-        assert np.isnan(part[:5]).all()
-        assert np.allclose(part[5:], found[5:], atol=1e-5)
-    assert np.isnan(prompt_scores(trainer, [3], "", last=1)).all()
-
-
-def prompt_scores(
-    trainer: Trainer, tokens: list[int], folder: str, *, last: int
-) -> NDArray[np.float32]:
-    body = np.array(tokens, dtype="<i4").tobytes()
-    asked = TinkerOperation("", 0, "score", {"folder": folder, "last": last}, body)
-    result = trainer.run(asked)
-    assert isinstance(result, bytes)
-    return np.frombuffer(pb.SampleResult.FromString(result).prompt_logprobs, dtype="<f4")

@@ -37,6 +37,7 @@ from echo2d.net.tinker.models import ServedModels
 from echo2d.net.tinker.routes import PREFIX, mount
 from echo2d.runtime.process.mailbox import PendingRequests
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.wire import read_prompt_call
 
 ROLES: dict[str, Role] = {"ann": "tinker", "bob": "tinker", "box": "worker"}
 BASE = "org/base"
@@ -321,15 +322,55 @@ async def test_a_client_samples(http: Http, backend: Backend) -> None:
 
 async def publish(http: Http) -> None:
     """As a learner, publish what it is told to."""
+    await own_orders(http, "publish")
+
+
+async def own_orders(http: Http, last: str) -> list[dict[str, Any]]:
+    """As a learner, do what the coordinator itself wants, up to the first order of the kind `last`."""
     headers = {"Authorization": "Bearer learner"}
-    kind = ""
-    while kind != "publish":
+    orders: list[dict[str, Any]] = []
+    while not orders or orders[-1]["kind"] != last:
         async with http.get(f"{OPERATION_PATH}?epoch=1", headers=headers) as answer:
-            order: dict[str, Any] = msgpack.unpackb(await answer.read())
-        kind = order["kind"]
-        path = f"{RESULT_PATH}?epoch=1&model=&number={order['number']}"
+            orders.append(msgpack.unpackb(await answer.read()))
+        path = f"{RESULT_PATH}?epoch=1&model=&number={orders[-1]['number']}"
         async with http.post(path, headers=headers, json={"result": {}}) as told:
             assert told.status == 200
+    return orders
+
+
+def targets(**changed: Any) -> dict[str, Any]:
+    """One target in place of each token of a prompt of three but the first."""
+    body = {"data": [4, 5], "dtype": "int64", "shape": [2, 1], **changed}
+    return {"target_prompt_logprobs": body}
+
+
+async def test_what_is_asked_of_a_prompt_reaches_the_learner(http: Http) -> None:
+    name = await sampler_of(http)
+    more = {
+        "prompt_logprobs": True,
+        "prompt_logprobs_last_n": 1,
+        "topk_prompt_logprobs": 5,
+        "prompt_alt_tokens_k": 2,
+        "sampling_params": {"temperature": 0.5, "seed": -3},
+        **targets(sparse_crow_indices=[0, 0, 2], sparse_col_indices=[0, 2], shape=[2, 3]),
+    }
+    await said(http, "asample", sampling(name, **more))
+    orders = await own_orders(http, "score")
+    call = read_prompt_call(orders[-1]["body"])
+    assert (call.logprobs, call.last, call.top_tokens, call.alternatives) == (True, 1, 5, 2)
+    assert (call.temperature, call.rng_seed, call.tokens_t.tolist()) == (0.5, -3, [1, 2, 3])
+    assert call.targets is not None
+    assert call.targets.shape == (2, 3)
+    assert (call.targets.rows_c.tolist(), call.targets.tokens_c.tolist()) == ([1, 1], [4, 5])
+
+
+async def test_a_prompt_is_scored_also_if_nothing_fits_behind_it(http: Http) -> None:
+    name = await sampler_of(http)
+    whole = {"prompt": {"chunks": [{"tokens": [1] * 2048}]}, "topk_prompt_logprobs": 3}
+    await said(http, "asample", sampling(name, sampling_params={"max_tokens": 1}, **whole))
+    orders = await own_orders(http, "score")
+    call = read_prompt_call(orders[-1]["body"])
+    assert (call.logprobs, call.last, call.targets, len(call.tokens_t)) == (False, 2047, None, 2048)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +387,45 @@ async def publish(http: Http) -> None:
         ({"sampling_params": {"stop": [1.5]}}, "stop: expected texts of 1 to 128 characters"),
         ({"sampling_params": {"stop": {}}}, "stop: expected at most 64 texts or token ids"),
         ({"sampling_params": {"stop": [10**30]}}, "stop: expected texts of 1 to 128 characters"),
-        ({"topk_prompt_logprobs": 3}, "topk_prompt_logprobs is not served yet"),
+        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs is not served: ask for"),
+        ({"topk_prompt_logprobs": 513}, "topk_prompt_logprobs: expected 0 to 512; found 513"),
+        ({"prompt_alt_tokens_k": 1025}, "prompt_alt_tokens_k: expected 0 to 1024; found 1025"),
+        (
+            {"prompt_logprobs": True, "prompt_logprobs_last_n": 3},
+            "prompt_logprobs_last_n: expected 1 to 2; found 3",
+        ),
+        (
+            {
+                "prompt": {"chunks": [{"tokens": [1] * 2000}]},
+                "prompt_alt_tokens_k": 1024,
+                "topk_prompt_logprobs": 512,
+            },
+            "prompt: expected at most 25165824 bytes of logprobs; found 32768000",
+        ),
+        ({"target_prompt_logprobs": 3}, "target_prompt_logprobs: expected an object"),
+        (targets(shape=[2]), "target_prompt_logprobs.shape: expected two numbers from 0 on"),
+        (targets(shape=[2, -1]), "target_prompt_logprobs.shape: expected two numbers from 0 on"),
+        (targets(data=[1, 2.5]), "target_prompt_logprobs.data: expected a list of integers"),
+        (targets(data=[1, [2]]), "target_prompt_logprobs.data: expected a list of integers"),
+        (targets(data=[1, 10**30]), "target_prompt_logprobs.data: expected a list of integers"),
+        (targets(data=[1, "a"]), "target_prompt_logprobs.data: expected a list of integers"),
+        (targets(data=7), "target_prompt_logprobs.data: expected a list of integers"),
+        (targets(data=[1, 512]), "target_prompt_logprobs: expected tokens from 0 to 511, or -1"),
+        (targets(data=[-1, -1]), "target_prompt_logprobs: expected at least one token"),
+        (targets(data=[1]), "expected the cells of a matrix [2, 1]; found 1 others"),
+        (targets(shape=[1, 2]), "expected 2 rows, one less than the prompt has tokens; found 1"),
+        (
+            targets(sparse_crow_indices=[0, 2, 1], sparse_col_indices=[0, 0]),
+            "expected the cells of a matrix [2, 1]; found 2 others",
+        ),
+        (
+            targets(sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 1]),
+            "expected the cells of a matrix [2, 1]; found 2 others",
+        ),
+        (
+            targets(sparse_crow_indices=[0, 1, 2]),
+            "target_prompt_logprobs.sparse_col_indices: expected a list of integers",
+        ),
     ],
 )
 async def test_a_wrong_sample_fails_in_its_future(

@@ -140,3 +140,19 @@ def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends() -> None:
     assert [each is None for each in found] == [True, False, False]
     assert samplers.get("bob", SamplerName("s1:f1")) is not None
     assert samplers.get("ann", SamplerName("s1:f1")) is None, "it is another caller's"
+
+
+def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> None:
+    samplers, of = served(), sampler("f1")
+    order = SampleOrder(b"1234", 1, 10, WHOLE, (), (), None, b"asked", 100)
+    sample = AskedSample(FutureId("a"), of, order, 0.0)
+    samplers.ask(sample)
+    assert samplers.waiting("ann") == (1, 109)
+    assert samplers.next_to_score() is sample
+    sample.scores = b"found"
+    samplers.ask(sample)
+    assert samplers.waiting("ann") == (1, 109)
+    assert begun(samplers) == ["a"]
+    assert (samplers.waiting("ann"), samplers.waiting("bob")) == ((0, 109), (0, 0))
+    assert not samplers.ended(FutureId("a"), again=False, now=0.0)
+    assert samplers.waiting("ann") == (0, 0)

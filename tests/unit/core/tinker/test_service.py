@@ -576,10 +576,10 @@ def test_a_sample_of_a_lost_worker_is_drawn_again_and_its_number_names_one_call(
 def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
     world = TinkerWorld()
     sampler = sampler_of(world, world.session(), 1)
-    future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
+    future = sampled(world, sampler, 1, replace(ORDER, scored=b"asked"))
     order = world.next_order()
     assert order is not None
-    assert (order["kind"], order["body"], order["arguments"]["last"]) == ("score", ORDER.prompt, 1)
+    assert (order["kind"], order["body"]) == ("score", b"asked")
     # The learner dies, and the next one scores it.
     world.take(world.service.learner_began(now=world.now))
     while (order := world.next_order()) is not None:
@@ -667,7 +667,7 @@ def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
     world = TinkerWorld()
     world.session("bob", "s2")
     sampler = sampler_of(world, world.session(), 1)
-    future = sampled(world, sampler, 1, replace(ORDER, scored=ORDER.prompt, scored_last=1))
+    future = sampled(world, sampler, 1, replace(ORDER, scored=b"asked"))
     order = world.next_order()
     assert order is not None
     world.body("bob", CancelSample(future))
