@@ -2,6 +2,7 @@
 
 python -m tests.support.tinker_bodies write FOLDER RNG_SEED BODIES    N.body, and N.json, which says what it holds
 python -m tests.support.tinker_bodies read FOLDER                     N.result becomes N.found.json
+python -m tests.support.tinker_bodies read-samples FOLDER             N.sample becomes N.sample.json
 """
 
 import json
@@ -13,7 +14,10 @@ from typing import Any
 import torch
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
-from tinker.proto.response_conv import deserialize_forward_backward_output
+from tinker.proto.response_conv import (
+    deserialize_forward_backward_output,
+    deserialize_sample_response,
+)
 
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "stable_reinforce")
 WIDTH = 6
@@ -131,9 +135,27 @@ def read(folder: Path) -> None:
         path.with_suffix(".found.json").write_text(json.dumps(shown))
 
 
+def read_samples(folder: Path) -> None:
+    for path in folder.glob("*.sample"):
+        found = deserialize_sample_response(path.read_bytes())
+        targets, others = found.target_prompt_logprobs, found.prompt_alt_tokens
+        shown = {
+            "logprobs": found.prompt_logprobs,
+            "top": found.topk_prompt_logprobs,
+            "targets": targets and [targets.dtype, targets.shape, targets.tolist()],
+            "alternatives": others
+            and [
+                [each.dtype, each.shape, each.tolist()] for each in (others.tokens, others.logprobs)
+            ],
+        }
+        path.with_suffix(".sample.json").write_text(json.dumps(shown))
+
+
 if __name__ == "__main__":
     what, where, *others = sys.argv[1:]
     if what == "write":
         write(Path(where), random.Random(int(others[0])), int(others[1]))
-    else:
+    elif what == "read":
         read(Path(where))
+    else:
+        read_samples(Path(where))

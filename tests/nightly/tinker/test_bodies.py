@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo2d.tinker.prompts import PromptCall, PromptScores, PromptTargets
 from echo2d.tinker.wire import (
+    SampledTokens,
     SequenceSpan,
     read_forward_backward,
     read_head,
     write_forward_backward_output,
+    write_prompt_scores,
+    write_sample_result,
 )
 from tests.support.paths import REPO, TINKER_ENVIRONMENT
 
@@ -82,3 +86,60 @@ def test_the_client_reads_every_result_as_it_was_written(folder: Path) -> None:
         for array, (dtype, shape, numbers) in zip(arrays, found["logprobs"], strict=True):
             assert (dtype, tuple(shape)) == ("float32", array.shape)
             assert np.array_equal(np.array(numbers, np.float32).reshape(shape), array)
+
+
+def random_answer(rng: np.random.Generator) -> tuple[PromptCall, PromptScores, dict[str, Any]]:
+    """What was asked of a prompt, the answer, and what the client shows of it."""
+    tokens, top, others, width = (int(each) for each in rng.integers((1, 0, 0, 1), (7, 4, 4, 4)))
+    last = int(rng.integers(0, tokens))
+    listed = rng.random((tokens - 1, width)) < 0.6
+    rows, columns = np.nonzero(listed)
+    layout: tuple[Any, ...] = (np.searchsorted(rows, np.arange(tokens)), columns)
+    if rng.random() < 0.5:
+        listed[:], layout = True, ()
+    cells = rng.integers(0, 99, int(listed.sum()))
+    targets = PromptTargets((tokens - 1, width), cells, *layout) if rng.random() < 0.7 else None
+    call = PromptCall(
+        tokens_t=np.arange(tokens),
+        logprobs=bool(rng.random() < 0.5),
+        last=last,
+        top_tokens=top,
+        targets=targets,
+        alternatives=others,
+    )
+    scores = PromptScores.empty(call)
+    scores.logprobs_t[tokens - last :] = rng.normal(size=last)
+    scores.top_tokens_tk[tokens - last :] = rng.integers(1, 99, (last, top))
+    scores.top_logprobs_tk[tokens - last :] = rng.normal(size=(last, top))
+    scores.targets_c[:] = rng.normal(size=len(scores.targets_c))
+    scores.alternatives_tk[:] = rng.integers(0, 99, scores.alternatives_tk.shape)
+    scores.alternative_logprobs_tk[:] = rng.normal(size=scores.alternatives_tk.shape)
+    pairs = zip(scores.top_tokens_tk.tolist(), scores.top_logprobs_tk.tolist(), strict=True)
+    tops = [[list(each) for each in zip(*pair, strict=True)] for pair in pairs]
+    dense = np.zeros(listed.shape, np.float32)
+    if targets is not None:
+        dense[listed] = scores.targets_c
+    shape = list(scores.alternatives_tk.shape)
+    drawn = ("int64", scores.alternatives_tk), ("float32", scores.alternative_logprobs_tk)
+    shown = {
+        "logprobs": [None] * (tokens - last) + scores.logprobs_t[tokens - last :].tolist()
+        if call.logprobs
+        else None,
+        "top": [None] * (tokens - last) + tops[tokens - last :] if top else None,
+        "targets": ["float32", list(listed.shape), dense.tolist()] if targets else None,
+        "alternatives": [[dtype, shape, each.tolist()] for dtype, each in drawn]
+        if others
+        else None,
+    }
+    return call, scores, shown
+
+
+def test_the_client_reads_every_answer_about_a_prompt_as_it_was_written(folder: Path) -> None:
+    rng = np.random.default_rng(RNG_SEED)
+    written = [random_answer(rng) for _ in range(BODIES)]
+    for index, (call, scores, _) in enumerate(written):
+        sampled = write_sample_result([SampledTokens(bytes(4), bytes(4), cut=True)])
+        (folder / f"{index}.sample").write_bytes(sampled + write_prompt_scores(call, scores))
+    client("read-samples", str(folder))
+    for index, (_, _, shown) in enumerate(written):
+        assert json.loads((folder / f"{index}.sample.json").read_text()) == shown
