@@ -235,13 +235,14 @@ class AsyncCoordinator:
         body = await self._api.call("POST", EVALUATIONS_PATH, asked)
         return [Evaluation(**each) for each in body["evaluations"]], list(body["unfinished"])
 
-    async def take_operation(self) -> TinkerOperation | None:
+    async def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None:
         """The next call of a client of the Tinker API. None: there was none within LONG_POLL_S.
 
-        The same call comes again until `end_operation` has reported its result.
+        The same call comes again until `end_operation` has reported its result. saved: the optimizer steps, as (model,
+        number), whose states have come to this learner's disk, at most SAVED_STEPS_MAX. They may be reported again.
         """
-        path = f"{OPERATION_PATH}?epoch={self._epoch}"
-        status, _, answer = await self._api.repeat("GET", path, None)
+        body = {"epoch": self._epoch, "saved": saved}
+        status, _, answer = await self._api.repeat("POST", OPERATION_PATH, body)
         return None if status == HTTPStatus.NO_CONTENT else read_operation(answer)
 
     async def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None:

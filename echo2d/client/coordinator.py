@@ -86,8 +86,8 @@ class Coordinator:
     def evaluate(self, version: int, after: int = 0) -> tuple[list[Evaluation], list[str]]:
         return self._wait(self._inner.evaluate(version, after))
 
-    def take_operation(self) -> TinkerOperation | None:
-        return self._wait(self._inner.take_operation())
+    def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None:
+        return self._wait(self._inner.take_operation(saved))
 
     def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None:
         self._wait(self._inner.end_operation(operation, result))

@@ -9,6 +9,8 @@ from echo2d.errors import PeerFault
 
 # Most bytes of a result: the logprobs of one call.
 RESULT_BYTES_MAX = 32 << 20
+# Optimizer steps that a learner reports as saved in one call. It has a few at most.
+SAVED_STEPS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class ScriptedOperations:
     results: list[OperationResult] = field(default_factory=list)
     sessions: list[tuple[int, str, bool]] = field(default_factory=list)
     published: list[tuple[int, list[str]]] = field(default_factory=list)
+    saved: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -121,7 +122,8 @@ class ScriptedOperations:
     def publish(self, version: int, directory: Path) -> None:
         self.published.append((version, sorted(path.name for path in directory.iterdir())))
 
-    def take_operation(self) -> TinkerOperation | None:
+    def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None:
+        self.saved += saved
         return self.calls.pop(0)
 
     def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None:

@@ -9,7 +9,7 @@
     GET  get_server_capabilities
     GET  training_runs, training_runs/{model}, training_runs/{model}/checkpoints, checkpoints
     DELETE, PUT .../checkpoints/{kind}/{name}, .../ttl
-    GET  /v1/tinker/operation, POST /v1/tinker/operation/result     the learner that runs the operations
+    POST /v1/tinker/operation, /v1/tinker/operation/result     the learner that runs the operations
 
 A caller shows X-API-Key: tml-SECRET, where SECRET is that of a token of role tinker. As soon as the model and the
 number of a call are known, the answer is a future, and every fault is told there: after another refusal a client may
@@ -36,7 +36,7 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from echo2d.client.http import LONG_POLL_S, OPERATION_PATH, RESULT_PATH
-from echo2d.client.tinker import RESULT_BYTES_MAX
+from echo2d.client.tinker import RESULT_BYTES_MAX, SAVED_STEPS_MAX
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Epoch, RequestId
 from echo2d.core.cluster.events import Reply
@@ -67,6 +67,7 @@ from echo2d.core.tinker.events import (
     ShowCheckpoint,
     ShowModel,
     ShowSampler,
+    StepSaved,
     Submit,
     TinkerEvent,
 )
@@ -76,6 +77,8 @@ from echo2d.net.http.admission import admit
 from echo2d.net.http.json_fields import (
     Handler,
     HttpRefusal,
+    fields,
+    integer,
     integer_text,
     json_object,
     json_object_of,
@@ -436,9 +439,10 @@ class TinkerRoutes:
     # --- the learner
 
     async def next_operation(self, request: web.Request) -> web.Response:
-        epoch = Epoch(integer_text(request.query.get("epoch"), "epoch"))
+        body = await fields(request, {"epoch", "saved"})
+        epoch, saved = Epoch(integer(body["epoch"], "epoch")), _saved_steps(body["saved"])
         reply = await self._backend.ask(
-            lambda number: OperationAsked(number, epoch), timeout_s=LONG_POLL_S
+            lambda number: OperationAsked(number, epoch, saved), timeout_s=LONG_POLL_S
         )
         if reply is None or reply.status == HTTPStatus.NO_CONTENT:
             return web.Response(status=HTTPStatus.NO_CONTENT)
@@ -655,6 +659,20 @@ def _result(raw: bytes) -> dict[str, Any] | Failed:
     return found
 
 
+def _saved_steps(found: Any) -> tuple[StepSaved, ...]:
+    """What the learner reports of states on its disk."""
+    if not isinstance(found, list) or len(found) > SAVED_STEPS_MAX:
+        raise malformed(f"saved: expected at most {SAVED_STEPS_MAX} pairs")
+    steps = []
+    for each in found:
+        match each:
+            case [str(model), number] if _MODEL.fullmatch(model):
+                steps.append(StepSaved(ModelId(model), integer(number, "saved")))
+            case _:
+                raise malformed("saved: expected [model, number]")
+    return tuple(steps)
+
+
 async def _read(request: web.Request, most: int) -> bytes:
     found = bytearray()
     try:
@@ -807,5 +825,5 @@ def mount(
         app.router.add_route(method, f"{PREFIX}/{path}", routes.allow(handler))
     app.router.add_route("*", PREFIX + "/{rest:.*}", routes.allow(_unknown))
     learner: frozenset[Role] = frozenset({"learner"})
-    app.router.add_get(OPERATION_PATH, allow_learner(learner, routes.next_operation))
+    app.router.add_post(OPERATION_PATH, allow_learner(learner, routes.next_operation))
     app.router.add_post(RESULT_PATH, allow_learner(learner, routes.end_operation))

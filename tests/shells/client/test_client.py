@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from aiohttp import web
@@ -26,6 +27,7 @@ from echo2d.client import (
     Session,
     Span,
     StepFigures,
+    TinkerOperation,
     Trajectory,
     TrajectoryScore,
     Unanswered,
@@ -481,6 +483,24 @@ def test_a_call_after_closing_is_cancelled(token_file: Path) -> None:
     client.close()
     with pytest.raises(concurrent.futures.CancelledError):
         client.status()
+
+
+async def test_a_learner_takes_a_call_and_reports_the_steps_it_has_saved(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    order = TinkerOperation("s:train:0", 3, "save", {}, b"")
+    answer = web.Response(body=msgpack.packb(dataclasses.asdict(order)))
+    server.script = [reply(SESSION), None, answer]
+    server.script.append(web.Response(status=204))
+    await coordinator.open_session(0)
+    saved = (("s:train:0", 2), ("t:train:1", 7))
+    assert await coordinator.take_operation(saved) == order
+    assert await coordinator.take_operation() is None
+    pairs = [["s:train:0", 2], ["t:train:1", 7]]
+    path = "/v1/tinker/operation"
+    assert server.said()[1:] == [
+        ("POST", path, {"epoch": 2, "saved": found}) for found in (pairs, pairs, [])
+    ]
 
 
 async def test_the_synchronous_client_makes_the_same_calls(

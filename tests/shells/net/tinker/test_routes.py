@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from echo2d.client.http import OPERATION_PATH, RESULT_PATH
+from echo2d.client.tinker import SAVED_STEPS_MAX
 from echo2d.core.base.ids import PublishSeq, RequestId
 from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.versions import PublishedVersions
@@ -24,10 +25,12 @@ from echo2d.core.tinker.events import (
     OperationEnded,
     SampleEnded,
     SampleOrder,
+    StepSaved,
     StopSample,
     TinkerEvent,
 )
 from echo2d.core.tinker.futures import FutureId
+from echo2d.core.tinker.operations import ModelId
 from echo2d.core.tinker.service import TinkerService
 from echo2d.net.api import routes as api_routes
 from echo2d.net.http.json_fields import Handler, secret_of
@@ -41,6 +44,7 @@ from echo2d.tinker.wire import read_prompt_call
 
 ROLES: dict[str, Role] = {"ann": "tinker", "bob": "tinker", "box": "worker"}
 BASE = "org/base"
+IDLE: dict[str, Any] = {"epoch": 1, "saved": []}
 Http = TestClient[web.Request, web.Application]
 
 
@@ -52,12 +56,15 @@ class Backend:
         self.requests = PendingRequests(self.take, count(), 100)
         self.records: list[Any] = []
         self.draws: list[Any] = []
+        self.saved: list[StepSaved] = []
 
     async def take(self, event: CoordinatorEvent) -> None:
         if isinstance(event, RequestGone):
             self.service.request_gone(event.request)
             return
         assert isinstance(event, ClientAsked | OperationAsked | OperationEnded | SampleEnded)
+        if isinstance(event, OperationAsked):
+            self.saved += event.saved
         for action in self.service.handle(event, now=time.monotonic()):
             if isinstance(action, Persist):
                 self.records.append(action.record)
@@ -120,7 +127,7 @@ async def learn(http: Http, result: Any = None) -> dict[str, Any]:
     """Run the next operation that is a client's, as a learner that answers with `result`."""
     headers = {"Authorization": "Bearer learner"}
     while True:
-        async with http.get(f"{OPERATION_PATH}?epoch=1", headers=headers) as answer:
+        async with http.post(OPERATION_PATH, headers=headers, json=IDLE) as answer:
             order: dict[str, Any] = msgpack.unpackb(await answer.read())
         where = f"epoch=1&model={order['model']}&number={order['number']}"
         body = {"result": {}} if result is None or not order["model"] else result
@@ -298,6 +305,44 @@ def sampling(name: str, **more: Any) -> dict[str, Any]:
     return body | {"sampling_params": {"max_tokens": 5}} | more
 
 
+async def test_a_learner_says_which_steps_it_has_saved(http: Http, backend: Backend) -> None:
+    saved = [("0a-b:train:0", 7), ("0a-b:train:1", 0)]
+    headers = {"Authorization": "Bearer learner"}
+    body = {"epoch": 1, "saved": saved}
+    async with http.post(OPERATION_PATH, headers=headers, json=body) as answer:
+        assert msgpack.unpackb(await answer.read())["kind"] == "keep"
+    assert backend.saved == [StepSaved(ModelId(model), number) for model, number in saved]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ({"saved": []}, "epoch: missing"),
+        ({"epoch": 1}, "saved: missing"),
+        ({"epoch": "1", "saved": []}, "epoch: expected a non-negative integer"),
+        ({"epoch": 1, "saved": {}}, f"saved: expected at most {SAVED_STEPS_MAX} pairs"),
+        (
+            {"epoch": 1, "saved": [["a:train:0", 1]] * (SAVED_STEPS_MAX + 1)},
+            f"saved: expected at most {SAVED_STEPS_MAX} pairs",
+        ),
+        ({"epoch": 1, "saved": [["a:train:0"]]}, "saved: expected [model, number]"),
+        ({"epoch": 1, "saved": ["ab"]}, "saved: expected [model, number]"),
+        ({"epoch": 1, "saved": [["../x", 1]]}, "saved: expected [model, number]"),
+        ({"epoch": 1, "saved": [[1, 1]]}, "saved: expected [model, number]"),
+        ({"epoch": 1, "saved": [["a:train:0", -1]]}, "saved: expected a non-negative integer"),
+        ({"epoch": 1, "saved": [["a:train:0", True]]}, "saved: expected a non-negative integer"),
+        ({"epoch": 1, "saved": [["a:train:0", 1.0]]}, "saved: expected a non-negative integer"),
+    ],
+)
+async def test_a_learner_that_asks_wrongly_is_refused(
+    http: Http, backend: Backend, body: dict[str, Any], line: str
+) -> None:
+    headers = {"Authorization": "Bearer learner"}
+    async with http.post(OPERATION_PATH, headers=headers, json=body) as answer:
+        assert (answer.status, (await answer.json())["detail"]) == (400, line)
+    assert backend.saved == []
+
+
 async def test_a_client_samples(http: Http, backend: Backend) -> None:
     name = await sampler_of(http)
     assert (await said(http, f"samplers/{name}", method="GET"))["base_model"] == BASE
@@ -330,7 +375,7 @@ async def own_orders(http: Http, last: str) -> list[dict[str, Any]]:
     headers = {"Authorization": "Bearer learner"}
     orders: list[dict[str, Any]] = []
     while not orders or orders[-1]["kind"] != last:
-        async with http.get(f"{OPERATION_PATH}?epoch=1", headers=headers) as answer:
+        async with http.post(OPERATION_PATH, headers=headers, json=IDLE) as answer:
             orders.append(msgpack.unpackb(await answer.read()))
         path = f"{RESULT_PATH}?epoch=1&model=&number={orders[-1]['number']}"
         async with http.post(path, headers=headers, json={"result": {}}) as told:
