@@ -3,13 +3,14 @@
     open a session --> take a call (a long poll) --> run it --> answer --> take the next one ... --> told to stop
 
 The coordinator puts the calls in order and gives one at a time. A call that fails is answered with one line, and the
-loop goes on. When it is told to stop, it finishes the call that it runs. The models in memory end with the process;
-what clients saved stays.
+loop goes on. When it is told to stop, it finishes the call that it runs, and the states that it writes. The models in
+memory end with the process; what clients saved stays, and so do the states of optimizer steps. From these, and from
+the calls after them, the coordinator has the next learner make the models again.
 """
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from echo2d.client import (
@@ -36,7 +37,7 @@ class OperationSource(Protocol):
         self, resume_step: int, *, learner: str = "", take_over: bool = False, steps: int = 0
     ) -> Session: ...
 
-    def take_operation(self) -> TinkerOperation | None: ...
+    def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None: ...
 
     def end_operation(self, operation: TinkerOperation, result: OperationResult) -> None: ...
 
@@ -56,23 +57,30 @@ def serve(
         # Unanswered: it was told to stop while it waited.
         session = coordinator.open_session(0, learner=identity, take_over=take_over)
         log.info("session epoch=%d serves calls of the Tinker API", session.epoch)
-        _serve(trainer, coordinator, stopped, service)
-    log.info("stopped; models in memory, which end now: %d", trainer.models)
+        try:
+            _serve(trainer, coordinator, stopped, service)
+        finally:
+            trainer.states.settle()
+    log.info("stopped; models that the next learner makes again: %d", trainer.models)
 
 
 def _serve(
     trainer: Trainer, coordinator: OperationSource, stopped: Callable[[], bool], service: Notifier
 ) -> None:
-    last: tuple[object, OperationResult] | None = None
+    last: tuple[TinkerOperation, OperationResult] | None = None
     while not stopped():
         service.turned(lambda: f"serves calls of the Tinker API; {trainer.models} models in memory")
-        operation = coordinator.take_operation()
+        saved = trainer.states.written()
+        operation = coordinator.take_operation(saved)
+        # Only now: if the call failed, the next one must report them again.
+        trainer.states.forget(saved)
         if operation is None:
             continue
         # The coordinator gives a call again if it did not receive the answer, and a gradient must not be added twice.
-        named = (operation.model, operation.number, operation.kind, operation.body)
-        if last is None or last[0] != named or not operation.model:
-            last = named, result_of(trainer, operation)
+        # After the coordinator itself has begun again, calls that have run must run again: each model is first created
+        # or loaded, and that call takes the place of the last one here.
+        if last is None or last[0] != operation or not operation.model:
+            last = operation, result_of(trainer, operation)
         coordinator.end_operation(operation, last[1])
 
 

@@ -11,6 +11,8 @@ that are one tensor have none.
 A saved slot is a directory in PEFT's format, with AdamW's moments beside the adapter if they were asked for:
 
     adapter_config.json  adapter_model.safetensors  base.json  slot.json  [optimizer.safetensors]
+
+The name of such a directory is that of one operation, and it is written once.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from echo2d.client import BASE_PIN, OperatorFault, base_pin
 from echo2d.learner.ranks.ranks import layers_of
 from echo2d.learner.saving.adapter import PEFT_PREFIX, peft_config
-from echo2d.learner.saving.files import remove_directory, store_faults, whole_directory
+from echo2d.learner.saving.files import store_faults, sync, whole_directory
 from echo2d.learner.tinker.sums import WrongCall
 from echo2d.model_experts import routers_of
 
@@ -40,6 +42,8 @@ RANK_MAX = 512
 # AdamW divides by eps where no gradient has come yet, and smaller numbers are 0 in float32.
 EPS_MIN = 1e-30
 MOMENTS = "exp_avg", "exp_avg_sq"
+# Of a weight in memory: itself, its gradient and its moments, in float32.
+WEIGHT_BYTES = 16
 # What a published version has of a saved slot.
 PUBLISHED_FILES = "adapter_config.json", "adapter_model.safetensors", BASE_PIN
 
@@ -98,6 +102,11 @@ class Slot:
     @property
     def scale(self) -> float:
         return LORA_ALPHA / self.shape.rank
+
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return WEIGHT_BYTES * sum(weight.numel() for weight in self.weights.values())
 
     @property
     def steps(self) -> int:
@@ -206,23 +215,22 @@ class Slots:
         has = {"train_attn": True in found, "train_mlp": False in found, "train_unembed": False}
         return [name for name, there in has.items() if getattr(shape, name) and not there]
 
-    def save(self, slot: Slot, directory: Path, *, optimizer: bool) -> int:
-        """Write the slot durably, in place of what the directory had, and return its bytes. optimizer: with AdamW's
-        moments. StoreFault: the disk failed, and there is no such directory now.
-        """
+    def memory_of(self, shape: SlotShape) -> int:
+        """The bytes of a slot in memory that `create` or `load` would make. WrongCall: as in `create`."""
+        layers = self._layers(shape).values()
+        features = sum(layer.in_features + layer.out_features for layer in layers)
+        return WEIGHT_BYTES * shape.rank * features
+
+    def files_of(self, slot: Slot, *, optimizer: bool) -> dict[str, bytes]:
+        """The files of a slot as it is now, by name. optimizer: with AdamW's moments."""
         facts = dataclasses.asdict(slot.shape) | {"steps": slot.steps}
-        files = {**self._adapter_files(slot), "slot.json": _json(facts)}
-        if optimizer:
-            files["optimizer.safetensors"] = save(slot.moments)
-        with store_faults("cannot write the checkpoint", directory):
-            remove_directory(directory)
-            with whole_directory(directory) as aside:
-                for name, data in files.items():
-                    (aside / name).write_bytes(data)
-        return sum(map(len, files.values()))
+        moments = {"optimizer.safetensors": save(slot.moments)} if optimizer else {}
+        return {**self._adapter_files(slot), "slot.json": _json(facts), **moments}
 
     def shape_of(self, directory: Path) -> SlotShape:
-        """The shape of a saved slot."""
+        """The shape of a saved slot. WrongCall: there is no such slot."""
+        if not directory.is_dir():
+            raise WrongCall("there is no such checkpoint")
         facts = json.loads((directory / "slot.json").read_bytes())
         return SlotShape(**{name: value for name, value in facts.items() if name != "steps"})
 
@@ -245,15 +253,13 @@ class Slots:
 
         WrongCall: there is no such slot, it was saved without moments, or it belongs to another base model.
         """
-        moments = directory / "optimizer.safetensors"
-        if not directory.is_dir():
-            raise WrongCall("there is no such checkpoint")
+        shape, moments = self.shape_of(directory), directory / "optimizer.safetensors"
         if (directory / BASE_PIN).read_bytes() != base_pin(self._digest):
             raise WrongCall("the checkpoint belongs to another base model")
         if optimizer and not moments.exists():
             raise WrongCall("the checkpoint was saved without the optimizer's state")
         steps = json.loads((directory / "slot.json").read_bytes())["steps"]
-        slot = self._empty(self.shape_of(directory))
+        slot = self._empty(shape)
         adapter = load_file(directory / "adapter_model.safetensors")
         slot.fill({name.removeprefix(PEFT_PREFIX): tensor for name, tensor in adapter.items()})
         if optimizer:
@@ -263,20 +269,28 @@ class Slots:
 
     def _empty(self, shape: SlotShape) -> Slot:
         """A slot whose weights are all zero. WrongCall: as in `create`."""
-        if not 0 < shape.rank <= RANK_MAX:
-            raise WrongCall(f"rank: expected 1 to {RANK_MAX}; found {shape.rank}")
         pairs = {
             name: (
                 torch.zeros(shape.rank, layer.in_features, device=self._device),
                 torch.zeros(layer.out_features, shape.rank, device=self._device),
             )
+            for name, layer in self._layers(shape).items()
+        }
+        return Slot(shape, pairs)
+
+    def _layers(self, shape: SlotShape) -> dict[str, nn.Linear]:
+        """The layers that have an adapter of this shape. WrongCall: as in `create`."""
+        if not 0 < shape.rank <= RANK_MAX:
+            raise WrongCall(f"rank: expected 1 to {RANK_MAX}; found {shape.rank}")
+        found = {
+            name: layer
             for name, layer in self._targets.items()
             if (shape.train_attn if _is_attention(name) else shape.train_mlp)
         }
-        if not pairs:
-            found = f"{shape.train_attn} and {shape.train_mlp}, and the head has no adapter"
-            raise WrongCall(f"train_attn, train_mlp: expected layers of this model; found {found}")
-        return Slot(shape, pairs)
+        if not found:
+            wanted = f"{shape.train_attn} and {shape.train_mlp}, and the head has no adapter"
+            raise WrongCall(f"train_attn, train_mlp: expected layers of this model; found {wanted}")
+        return found
 
     def _add_share(
         self, name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
@@ -288,6 +302,23 @@ class Slots:
         a, b = (each.to(output.dtype) for each in pair)
         share: Tensor = nn.functional.linear(nn.functional.linear(inputs[0], a), b)
         return output + share * self._used.scale
+
+
+def write_slot(directory: Path, files: Mapping[str, bytes]) -> int:
+    """Write the files of a slot durably, and return the bytes of the directory. StoreFault: the disk failed.
+
+    A directory that is there stays as it is. An operation runs again after its result was lost; if the process were
+    killed while the directory is replaced, what a client has saved would be gone.
+    """
+    with store_faults("cannot write the checkpoint", directory):
+        if directory.is_dir():
+            # Another process may have been killed before this name was durable.
+            sync(directory.parent)
+        else:
+            with whole_directory(directory) as aside:
+                for name, data in files.items():
+                    (aside / name).write_bytes(data)
+        return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def _targets(model: Any) -> dict[str, nn.Linear]:

@@ -2,13 +2,16 @@
 
     create, load            a new slot, under the client's name of the model
     forward_backward        the logprobs of all targets, and the gradient added to that of the slot, unless forward_only
-    optim_step, discard     apply the gradient, or drop it
-    save                    a slot's directory in learner.out_dir/tinker
+    optim_step, discard     apply the gradient, or drop it; after a step the slot's state is written (`states`)
+    save                    a slot's directory in learner.out_dir/tinker/RUN_ID
     publish                 a saved slot, or the base model, as a version that workers serve
     score                   what a client asks of a prompt, under a saved slot or the base model
     keep                    free all other slots, and delete all other directories
 
 A call is checked before anything is computed, so a call that the client got wrong changes nothing.
+
+The slots end with this process. For each model a later learner is told to load the state of its last written step, or
+to create it again, and then to run what came after.
 
 Datums are packed into rows as answers are (`batch.packing`): each is a piece of its own, whose positions begin at 0. A
 model that cannot keep them apart gets a row for each.
@@ -19,11 +22,13 @@ Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a mi
 import contextlib
 import json
 import logging
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +59,15 @@ from echo2d.learner.saving.files import (
 )
 from echo2d.learner.saving.layout import layout_of
 from echo2d.learner.tinker.prompt_reader import PromptReader
-from echo2d.learner.tinker.slots import PUBLISHED_FILES, Adam, Slot, Slots, SlotShape
+from echo2d.learner.tinker.slots import (
+    PUBLISHED_FILES,
+    Adam,
+    Slot,
+    Slots,
+    SlotShape,
+    write_slot,
+)
+from echo2d.learner.tinker.states import SlotStates
 from echo2d.learner.tinker.sums import (
     TARGETS,
     Loss,
@@ -76,6 +89,8 @@ from echo2d.tinker.wire import (
 
 # Slots at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
 MODELS_MAX = 64
+# All slots may take this share of the memory beside the base model; the passes need the rest.
+SLOTS_SHARE_MAX = 0.5
 # Targets of one datum and of one call. The head holds a hidden state for each of those of a datum, and the result has
 # four bytes for each of those of a call.
 TARGETS_MAX, CALL_TARGETS_MAX = 1 << 18, 1 << 22
@@ -143,6 +158,8 @@ class Trainer:
             layer.training = True
         self._factory = Slots(self.model, config.model, base_digest(config.model))
         self._slots: dict[str, Slot] = {}
+        self.states = SlotStates()
+        self._slots_bytes_max = SLOTS_SHARE_MAX * _memory_beside(self.model, ranks.device)
         # Slots of saved weights by folder, that score prompts.
         self._scored: dict[str, Slot] = {}
         self._vocabulary = int(self.model.config.get_text_config().vocab_size)
@@ -182,13 +199,12 @@ class Trainer:
                 return self._keep_only(arguments["models"], arguments["folders"])
         slot = self._slots.get(model)
         if slot is None:
-            detail = f"model {model} is not in the learner's memory: the learner was restarted; load a checkpoint"
-            return OperationFailed(detail, "server")
+            return OperationFailed(f"model {model} is not in the learner's memory", "server")
         match operation.kind:
             case "forward_backward":
                 return self._forward_backward(model, slot, operation.body)
             case "optim_step":
-                return self._optim_step(model, slot, arguments)
+                return self._optim_step(operation, slot)
             case "discard":
                 slot.discard()
                 return {}
@@ -201,7 +217,8 @@ class Trainer:
             return OperationFailed("rank 0 (full weights) is not there yet")
         names = "rank", "train_attn", "train_mlp", "train_unembed"
         shape = SlotShape(**{name: arguments[name] for name in names})
-        self._keep(model, self._factory.create(shape, arguments["seed"]))
+        self._check_room(model, shape)
+        self._slots[model] = self._factory.create(shape, arguments["seed"])
         idle = self._factory.idle(shape)
         if idle and not self._warned:
             self._warned = True
@@ -213,22 +230,32 @@ class Trainer:
 
     def _load(self, model: str, arguments: Mapping[str, Any]) -> OperationResult:
         began_at = time.monotonic()
-        slot = self._factory.load(self._directory(arguments), optimizer=arguments["optimizer"])
-        self._keep(model, slot)
+        directory = self._directory(arguments)
+        self._check_room(model, self._factory.shape_of(directory))
+        slot = self._factory.load(directory, optimizer=arguments["optimizer"])
+        self._slots[model] = slot
         told = {"folder": arguments["folder"], "seconds": _since(began_at)}
         say(
             log, logging.INFO, "loaded", model=model, rank=slot.shape.rank, steps=slot.steps, **told
         )
         return {"rank": slot.shape.rank}
 
-    def _keep(self, model: str, slot: Slot) -> None:
-        """WrongCall: there are too many slots."""
-        if model not in self._slots and len(self._slots) >= MODELS_MAX:
+    def _check_room(self, model: str, shape: SlotShape) -> None:
+        """WrongCall: a slot of this shape would be one too many, or too large. It replaces one of the same model."""
+        others = [slot.memory for name, slot in self._slots.items() if name != model]
+        if len(others) >= MODELS_MAX:
             raise WrongCall(f"expected at most {MODELS_MAX} models at a time; one must end first")
-        self._slots[model] = slot
+        needed, most = sum(others) + self._factory.memory_of(shape), self._slots_bytes_max
+        if needed > most:
+            raise WrongCall(
+                f"expected at most {most / 1e9:.3g} GB for the adapters of all models with their optimizer states; "
+                f"with this one they need {needed / 1e9:.3g} GB"
+            )
 
     def _keep_only(self, models: Collection[str], folders: Collection[str]) -> OperationResult:
         for model in self._slots.keys() - models:
+            # So that its last state is deleted, too.
+            self.states.wait_for(model)
             del self._slots[model]
         for directory in self._root.iterdir():
             # Other names are not ours.
@@ -236,10 +263,13 @@ class Trainer:
                 remove_directory(directory)
         return {}
 
-    def _optim_step(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
-        began_at = time.monotonic()
+    def _optim_step(self, operation: TinkerOperation, slot: Slot) -> OperationResult:
+        """Apply the gradient, and have the slot's state written to the folder of the order, unless it names none."""
+        began_at, model, settings = time.monotonic(), operation.model, dict(operation.arguments)
         try:
-            norm = slot.step(Adam(**arguments))
+            folder = settings.pop("folder", "")
+            directory = self._directory({"folder": folder}) if folder else None
+            norm = slot.step(Adam(**settings))
         except BaseException:
             # The next step must not have the gradient of this one.
             slot.discard()
@@ -248,11 +278,15 @@ class Trainer:
         slot.seconds += time.monotonic() - began_at
         say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{slot.seconds:.1f}")
         slot.tokens, slot.seconds = 0, 0.0
+        if directory is not None:
+            files_of = partial(self._factory.files_of, slot, optimizer=True)
+            self.states.write(model, operation.number, directory, files_of)
         return {"metrics": {"grad_norm": norm}}
 
     def _save(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
         began_at, directory = time.monotonic(), self._directory(arguments)
-        written = self._factory.save(slot, directory, optimizer=arguments["optimizer"])
+        files = self._factory.files_of(slot, optimizer=arguments["optimizer"])
+        written = write_slot(directory, files)
         told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
         say(log, logging.INFO, "saved", model=model, steps=slot.steps, **told)
         return {"bytes": written}
@@ -399,6 +433,14 @@ class Trainer:
         if learns:
             torch.autograd.backward(losses_n.sum())
         return float(losses_n.detach().double().sum()), logprobs_n.detach().cpu().numpy()
+
+
+def _memory_beside(model: Any, device: torch.device) -> int:
+    """The bytes of the GPU, or of this machine, that the model leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    base = sum(each.numel() * each.element_size() for each in model.parameters())
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - base)
 
 
 def _laid_out(row: Sequence[_Checked], *, packed: bool) -> _MicroBatch:

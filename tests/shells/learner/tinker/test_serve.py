@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import echo2d.learner.__main__ as program
-from echo2d.client import Fenced, OperationFailed, TinkerOperation, Unanswered
+from echo2d.client import Fenced, OperationFailed, TinkerOperation, Unanswered, Unreachable
 from echo2d.learner.__main__ import main
 from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.tinker.serve import serve
@@ -46,6 +47,62 @@ def test_a_call_that_comes_again_is_answered_and_not_run_again(trainer: Trainer)
     assert trainer._slots[MODEL].steps == 2
 
 
+def test_calls_that_come_again_after_their_model_was_made_again_are_run(trainer: Trainer) -> None:
+    """So does a coordinator that has begun again, whichever call was the last one."""
+    create, save = call("create", number=0, **CREATE), call("save", folder="0a", optimizer=True)
+    served(trainer, create, STEP, create, STEP)
+    assert trainer._slots[MODEL].steps == 1
+    load = call("load", number=0, folder="0a", optimizer=True)
+    served(trainer, save, STEP, load, STEP, load, STEP)
+    assert trainer._slots[MODEL].steps == 2
+
+
+def test_a_call_with_other_arguments_is_another_call(trainer: Trainer) -> None:
+    served(
+        trainer,
+        call("create", **CREATE),
+        call("save", folder="0a", optimizer=True),
+        STEP,
+        call("save", folder="0b", optimizer=True),
+        call("load", folder="0a", optimizer=True),
+        call("load", folder="0b", optimizer=True),
+    )
+    assert trainer._slots[MODEL].steps == 1
+
+
+def saving(number: int) -> TinkerOperation:
+    return call("optim_step", number=number, folder=f"{number:02x}", **ADAM)
+
+
+def test_the_coordinator_is_told_which_steps_are_on_disk(
+    trainer: Trainer, config: LearnerConfig
+) -> None:
+    coordinator = served(trainer, call("create", **CREATE), saving(1), saving(2), saving(3))
+    # A stop waits for what is being written.
+    assert {path.name for path in (config.out_dir / "tinker").iterdir()} == {"01", "02", "03"}
+    coordinator.saved += served(trainer, None, None).saved
+    assert coordinator.saved == sorted(set(coordinator.saved)), "each is reported once"
+    assert coordinator.saved[-1] == (MODEL, 3)
+
+
+class Lost(ScriptedOperations):
+    """A coordinator that cannot be reached."""
+
+    def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None:
+        super().take_operation(saved)
+        raise Unreachable("no answer")
+
+
+def test_steps_are_reported_again_if_the_coordinator_did_not_answer(trainer: Trainer) -> None:
+    served(trainer, call("create", **CREATE), saving(1))
+    for _ in range(2):
+        lost = Lost([None])
+        with pytest.raises(Unreachable):
+            serve(trainer, lost, stopped=lambda: False)
+        assert lost.saved == [(MODEL, 1)]
+    assert served(trainer, None, None).saved == [(MODEL, 1)]
+
+
 def test_the_loop_goes_on_after_a_failure(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +133,7 @@ def test_the_loop_goes_on_after_a_failure(
 def test_the_loop_ends_in_order_when_it_is_told_to_stop_and_not_when_it_is_fenced(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    def refuse(_: object) -> None:
+    def refuse(*_: object) -> None:
         raise fault("over")
 
     monkeypatch.setattr(ScriptedOperations, "take_operation", refuse)
@@ -88,11 +145,11 @@ def test_the_loop_ends_in_order_when_it_is_told_to_stop_and_not_when_it_is_fence
 class Stopping(ScriptedOperations):
     """After its last call the program gets SIGTERM, as by a service manager."""
 
-    def take_operation(self) -> TinkerOperation | None:
+    def take_operation(self, saved: Sequence[tuple[str, int]] = ()) -> TinkerOperation | None:
         if not self.calls:
             signal.raise_signal(signal.SIGTERM)
             return None
-        return super().take_operation()
+        return super().take_operation(saved)
 
     def hurry(self) -> None:
         """Nothing waits."""

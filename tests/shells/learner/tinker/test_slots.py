@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from echo2d.adapters import base_digest, pinned_base
 from echo2d.client import OperatorFault
 from echo2d.learner.model.load import load_model
-from echo2d.learner.tinker.slots import Adam, Slot, Slots, SlotShape
+from echo2d.learner.tinker.slots import Adam, Slot, Slots, SlotShape, write_slot
 from echo2d.learner.tinker.sums import WrongCall
 from tests.support.lora import merge
 from tests.support.model_shapes import FAMILIES, made
@@ -62,6 +62,10 @@ def copies(slot: Slot) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def saved(slots: Slots, slot: Slot, directory: Path, *, optimizer: bool) -> int:
+    return write_slot(directory, slots.files_of(slot, optimizer=optimizer))
 
 
 def last_parts(slot: Slot) -> set[str]:
@@ -122,7 +126,7 @@ def test_the_layers_have_the_adapter_in_use_and_no_other(
     alone = model(tokens).logits
     slot, other = trained(slots), slots.create(SHAPE, 3)
     assert torch.equal(model(tokens).logits, alone)
-    slots.save(slot, tmp_path / "slot", optimizer=False)
+    saved(slots, slot, tmp_path / "slot", optimizer=False)
     merged = merge(load_model(base), tmp_path / "slot")
     with slots.using(slot):
         torch.testing.assert_close(model(tokens).logits, merged(tokens).logits)
@@ -217,7 +221,7 @@ def test_wrong_settings_of_adamw_are_refused(changes: dict[str, float], line: st
 
 def test_a_saved_adapter_is_one_of_peft(slots: Slots, base: Path, tmp_path: Path) -> None:
     slot, folder = trained(slots), tmp_path / "root" / "0a"
-    written = slots.save(slot, folder, optimizer=True)
+    written = saved(slots, slot, folder, optimizer=True)
     assert written == sum(path.stat().st_size for path in folder.iterdir())
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 32)
@@ -227,15 +231,36 @@ def test_a_saved_adapter_is_one_of_peft(slots: Slots, base: Path, tmp_path: Path
     for name, weight in slot.weights.items():
         assert torch.equal(tensors[f"base_model.model.{name}"], weight)
     assert len(tensors) == len(slot.weights)
-    again = trained(slots, 3)
-    assert slots.save(again, folder, optimizer=False) < written, "it replaces the other"
     assert {path.name for path in folder.parent.iterdir()} == {"0a"}
-    assert not (folder / "optimizer.safetensors").exists()
+    smaller = saved(slots, slot, folder.with_name("0b"), optimizer=False)
+    assert smaller < written
+    assert not (folder.with_name("0b") / "optimizer.safetensors").exists()
+
+
+def test_what_is_saved_is_not_written_again(slots: Slots, tmp_path: Path) -> None:
+    slot, folder = trained(slots), tmp_path / "0a"
+    written = saved(slots, slot, folder, optimizer=True)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert saved(slots, trained(slots, 3), folder, optimizer=False) == written
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()
+    }
+
+
+def test_the_memory_of_a_slot_is_known_before_it_is_made(slots: Slots) -> None:
+    shape = SlotShape(rank=3, train_attn=True, train_mlp=False)
+    slot = slots.create(shape, 0)
+    push(slot, 0)
+    slopes = [weight.grad for weight in slot.weights.values() if weight.grad is not None]
+    tensors = [*slot.weights.values(), *slot.moments.values(), *slopes]
+    assert slots.memory_of(shape) == slot.memory == sum(each.nbytes for each in tensors)
+    with pytest.raises(WrongCall, match="rank: expected 1 to 512; found 0"):
+        slots.memory_of(SlotShape(rank=0, train_attn=True, train_mlp=True))
 
 
 def test_a_loaded_slot_goes_on_bit_for_bit(slots: Slots, tmp_path: Path) -> None:
     slot, whole = trained(slots), trained(slots, 4)
-    slots.save(slot, tmp_path / "0a", optimizer=True)
+    saved(slots, slot, tmp_path / "0a", optimizer=True)
     found = slots.load(tmp_path / "0a", optimizer=True)
     assert same(copies(found), copies(slot))
     assert (found.shape, found.steps) == (SHAPE, 2)
@@ -247,7 +272,7 @@ def test_a_loaded_slot_goes_on_bit_for_bit(slots: Slots, tmp_path: Path) -> None
 
 def test_a_slot_loaded_without_its_moments_begins_again(slots: Slots, tmp_path: Path) -> None:
     slot = trained(slots)
-    slots.save(slot, tmp_path / "0a", optimizer=True)
+    saved(slots, slot, tmp_path / "0a", optimizer=True)
     found = slots.load(tmp_path / "0a", optimizer=False)
     assert all(torch.equal(found.weights[name], weight) for name, weight in slot.weights.items())
     assert not any(moment.any() for moment in found.moments.values())
@@ -257,7 +282,7 @@ def test_a_slot_loaded_without_its_moments_begins_again(slots: Slots, tmp_path: 
 def test_a_checkpoint_that_does_not_fit_is_refused(
     slots: Slots, model: Any, base: Path, tmp_path: Path
 ) -> None:
-    slots.save(trained(slots), tmp_path / "0a", optimizer=False)
+    saved(slots, trained(slots), tmp_path / "0a", optimizer=False)
     with pytest.raises(WrongCall, match="there is no such checkpoint"):
         slots.load(tmp_path / "0b", optimizer=False)
     with pytest.raises(WrongCall, match="saved without the optimizer's state"):

@@ -75,9 +75,11 @@ def scored(trainer: Trainer, data: Sequence[Row], model: str = MODEL, **how: Any
     return answer_of(trainer.run(forward_backward(data, model=model, **how)))
 
 
-def step(trainer: Trainer, rng_seed: int, model: str = MODEL) -> None:
+def step(
+    trainer: Trainer, rng_seed: int, model: str = MODEL, *, number: int = 1, folder: str = ""
+) -> None:
     scored(trainer, rows(rng_seed), model)
-    result = trainer.run(call("optim_step", model, **ADAM))
+    result = trainer.run(call("optim_step", model, number=number, folder=folder, **ADAM))
     assert isinstance(result, dict)
     assert result["metrics"]["grad_norm"] > 0
 
@@ -283,6 +285,34 @@ def test_there_is_a_limit_of_models(trainer: Trainer) -> None:
         f"expected at most {MODELS_MAX} models at a time; one must end first"
     )
     assert trainer.run(call("create", MODEL, **CREATE)) == {}, "it takes the place of the same one"
+
+
+def test_there_is_a_limit_of_memory(trainer: Trainer, config: LearnerConfig) -> None:
+    trainer.run(call("save", folder="0a", optimizer=True))
+    trainer._slots_bytes_max = 2.5 * slot_of(trainer).memory
+    trainer.run(call("create", OTHER, **CREATE))
+    with_it, most = (f"{n * slot_of(trainer).memory / 1e9:.3g} GB" for n in (3, 2.5))
+    for refused in (
+        call("create", "one more", **CREATE),
+        call("load", "one more", folder="0a", optimizer=False),
+    ):
+        assert result_of(trainer, refused) == OperationFailed(
+            f"expected at most {most} for the adapters of all models with their optimizer states; "
+            f"with this one they need {with_it}"
+        )
+    assert trainer.run(call("create", **CREATE)) == {}, "it takes the place of the same one"
+    assert trainer.run(call("load", folder="0a", optimizer=True)) == {"rank": 4}
+
+
+def test_a_model_that_is_made_again_begins_again(trainer: Trainer) -> None:
+    first = scored(trainer, rows(), forward_only=True)
+    step(trainer, 0)
+    scored(trainer, rows())
+    assert trainer.run(call("create", **CREATE)) == {}
+    assert slopes(trainer) == []
+    again = scored(trainer, rows(), forward_only=True)
+    assert all(map(np.array_equal, first.logprobs, again.logprobs))
+    assert slot_of(trainer).steps == 0
 
 
 def with_input(**changes: Any) -> list[Row]:
