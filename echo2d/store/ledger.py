@@ -11,7 +11,9 @@ synchronous=FULL).
                so that no commit has to do it
 
 These are deleted: a dropped group with its samples, leases, and attachments that no other prompt has;
-the batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`).
+the batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`); a session of
+the Tinker API that is over, with its samplers, operations and saved steps; the bodies of operations up to a saved
+step, and these operations when they have ended and nobody needs their results.
 A revoked version that is published again is no longer revoked.
 
 Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps
@@ -36,6 +38,8 @@ from echo2d.core.cluster.earned import WorkerEarned
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.trajectory import Attachment, StoredGroup, TrajectoryRecord
+from echo2d.core.tinker.events import KeptClients
+from echo2d.core.tinker.operations import ModelId
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.store.disk import is_of_the_host, sqlite_words, store_faults
@@ -72,6 +76,10 @@ from echo2d.store.ledger_rows import (
     TASK_CURSORS,
     TINKER_CHECKPOINTS,
     TINKER_MODELS,
+    TINKER_OPERATIONS,
+    TINKER_SAMPLERS,
+    TINKER_SESSIONS,
+    TINKER_STEPS,
     TRAJECTORIES,
     TURNS,
     Query,
@@ -104,6 +112,8 @@ KEYS = frozenset(
         "peer",
         "model",
         "path",
+        "session",
+        "sampler",
         "task",
         "cursor",
         "source_row",
@@ -197,6 +207,14 @@ class Ledger:
             row = self._row("SELECT content FROM attachments WHERE digest = ?", digest)
         return None if row is None else row[0]
 
+    def operation_body(self, model: ModelId, number: int) -> bytes | None:
+        """The body of a client's operation; None: it is unknown, or a step saved since then includes it."""
+        with ledger_faults(self._path):
+            row = self._row(
+                "SELECT body FROM tinker_bodies WHERE model = ? AND number = ?", model, number
+            )
+        return None if row is None else row[0]
+
     def trim(self) -> bool:
         """Delete some of the groups that a checkpoint made superfluous. Returns whether there are
         more.
@@ -266,8 +284,14 @@ class Ledger:
                 given_back=self._all(GIVEN_BACK),
                 limits=self._all(LIMITS),
                 evaluated=self._all(EVALUATED),
-                models=self._all(TINKER_MODELS),
-                checkpoints=self._all(TINKER_CHECKPOINTS),
+                clients=KeptClients(
+                    models=self._all(TINKER_MODELS),
+                    checkpoints=self._all(TINKER_CHECKPOINTS),
+                    sessions=self._all(TINKER_SESSIONS),
+                    samplers=self._all(TINKER_SAMPLERS),
+                    operations=self._all(TINKER_OPERATIONS),
+                    steps=self._all(TINKER_STEPS),
+                ),
                 form=next(self._read(NEWEST_FORM), None),
             )
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from echo2d.core.audit.baseline import GROSS
 from echo2d.core.audit.events import LimitsLearnt
 from echo2d.core.base.codec import pack, plain_reader, unpacker
-from echo2d.core.base.ids import GroupId
+from echo2d.core.base.ids import Digest, GroupId
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.earned import EarnedKept, WorkerEarned
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
@@ -35,7 +35,22 @@ from echo2d.core.protocol.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
-from echo2d.core.tinker.events import CheckpointDropped, CheckpointSaved, ModelMade
+from echo2d.core.tinker.events import (
+    CheckpointDropped,
+    CheckpointSaved,
+    KeptOperation,
+    ModelMade,
+    OperationOver,
+    OperationTaken,
+    ResultForgotten,
+    SamplerOpened,
+    SamplerOver,
+    SessionOpened,
+    SessionOver,
+    StepSaved,
+)
+from echo2d.core.tinker.futures import Failed, Outcome
+from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.core.work.evaluation.events import Evaluated
 from echo2d.core.work.events import (
@@ -66,7 +81,7 @@ from echo2d.store.row_sums import SummedSchema
 # Counters that `mark_restored` sets: all epochs and publish numbers up to their values may be used already.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 20
+SCHEMA_VERSION = 21
 SCHEMA = SummedSchema(
     """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -138,6 +153,17 @@ CREATE TABLE deliveries (
     worker TEXT PRIMARY KEY, allowed INTEGER NOT NULL, tokens_per_s REAL NOT NULL, speed REAL NOT NULL);
 CREATE TABLE tinker_models (model TEXT PRIMARY KEY, made BLOB NOT NULL);
 CREATE TABLE tinker_checkpoints (path TEXT PRIMARY KEY, saved BLOB NOT NULL);
+CREATE TABLE tinker_sessions (session TEXT PRIMARY KEY, caller TEXT NOT NULL);
+CREATE TABLE tinker_samplers (
+    sampler TEXT PRIMARY KEY, session TEXT NOT NULL, opened BLOB NOT NULL);
+CREATE INDEX tinker_sampler_sessions ON tinker_samplers (session);
+CREATE TABLE tinker_operations (
+    model TEXT NOT NULL, number INTEGER NOT NULL, taken BLOB NOT NULL, ended INTEGER NOT NULL,
+    result BLOB, PRIMARY KEY (model, number));
+CREATE TABLE tinker_bodies (
+    model TEXT NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (model, number),
+    FOREIGN KEY (model, number) REFERENCES tinker_operations ON DELETE CASCADE);
+CREATE TABLE tinker_steps (model TEXT PRIMARY KEY, number INTEGER NOT NULL);
 CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """,
     # Set to 0 at each start.
@@ -154,6 +180,25 @@ class _Counter:
     ]
     value: int
 
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """An operation of a client, without its body."""
+
+    model: ModelId
+    number: int
+    kind: OperationKind
+    digest: Digest
+    arguments: bytes  # JSON, because it may hold any text
+    body_bytes: int
+    fault: bytes  # JSON
+    adds: bool
+
+
+# In `tinker_operations.ended`.
+_OPEN, _ENDED, _FAILED = range(3)
+# A result may be written with more characters than those in which the learner sent it.
+_OUTCOME_BYTES_MAX = 256 << 20
 
 # What would follow from a damaged row of each table.
 MEANING: Final = {
@@ -180,6 +225,14 @@ MEANING: Final = {
     **dict.fromkeys(
         ("tinker_models", "tinker_checkpoints"),
         "it would not be known whose checkpoint is where",
+    ),
+    **dict.fromkeys(
+        ("tinker_sessions", "tinker_samplers"),
+        "it would not be known which sessions and samplers clients have",
+    ),
+    **dict.fromkeys(
+        ("tinker_operations", "tinker_bodies", "tinker_steps"),
+        "the learner would compute another model than its client asked for",
     ),
     "evaluations": "the results of an evaluation would be read differently",
 }
@@ -221,6 +274,8 @@ _checked_row = plain_reader(RowJudged)
 _unpack_evaluated = unpacker(Evaluated, bytes_max=64 << 10)
 _unpack_made = unpacker(ModelMade, bytes_max=1 << 20)
 _unpack_saved = unpacker(CheckpointSaved, bytes_max=2 << 20)
+_unpack_opened = unpacker(SamplerOpened, bytes_max=1 << 20)
+_unpack_taken = unpacker(_Taken, bytes_max=1 << 20)
 
 
 def _group(row: _Row) -> StoredGroup:
@@ -363,6 +418,56 @@ def _checkpoint_saved(row: _Row) -> CheckpointSaved:
     return saved
 
 
+def _sampler_opened(row: _Row) -> SamplerOpened:
+    name, session, packed = row
+    opened: SamplerOpened = _unpack_opened(packed)
+    if (opened.sampler, opened.session) != (name, session):
+        raise PeerFault("it is another sampler's")
+    return opened
+
+
+def _operation(row: _Row) -> KeptOperation:
+    """An operation without its body, which is in another table."""
+    model, number, packed, ended, stored = row
+    taken: _Taken = _unpack_taken(packed)
+    if (taken.model, taken.number) != (model, number):
+        raise PeerFault("it is another operation's")
+    arguments, fault = json.loads(taken.arguments), json.loads(taken.fault)
+    if not isinstance(arguments, dict) or not isinstance(fault, str | None):
+        raise PeerFault("expected the arguments and the fault of an operation")
+    if ended not in (_OPEN, _ENDED, _FAILED) or (ended == _OPEN and stored is not None):
+        raise PeerFault(f"ended: expected {_OPEN}, {_ENDED} or {_FAILED} that fits its result")
+    return KeptOperation(
+        Operation(
+            taken.model,
+            taken.number,
+            taken.kind,
+            taken.digest,
+            arguments,
+            body_bytes=taken.body_bytes,
+            fault=fault,
+            adds=taken.adds,
+        ),
+        None if stored is None else _outcome(stored, failed=ended == _FAILED),
+        ended=ended != _OPEN,
+        failed=ended == _FAILED,
+    )
+
+
+def _outcome(stored: Any, *, failed: bool) -> Outcome:
+    """A result, which is text if it is JSON."""
+    if not isinstance(stored, str | bytes) or len(stored) > _OUTCOME_BYTES_MAX:
+        raise PeerFault(f"result: expected at most {_OUTCOME_BYTES_MAX} bytes")
+    if isinstance(stored, bytes) and not failed:
+        return stored
+    match json.loads(stored) if isinstance(stored, str) else None:
+        case [str(detail), ("user" | "server") as category] if failed:
+            return Failed(detail, category)
+        case dict(found) if not failed:
+            return found
+    raise PeerFault("result: expected that of an operation")
+
+
 def _limits(row: _Row) -> LimitsLearnt:
     limits: LimitsLearnt = _checked_limits(row)
     if not (
@@ -482,6 +587,24 @@ TINKER_CHECKPOINTS: Query[CheckpointSaved] = Query(
     "SELECT path, saved FROM tinker_checkpoints ORDER BY rowid",
     _checkpoint_saved,
 )
+TINKER_SESSIONS: Query[SessionOpened] = Query(
+    "tinker_sessions",
+    "SELECT session, caller FROM tinker_sessions ORDER BY rowid",
+    plain_reader(SessionOpened),
+)
+TINKER_SAMPLERS: Query[SamplerOpened] = Query(
+    "tinker_samplers",
+    "SELECT sampler, session, opened FROM tinker_samplers ORDER BY rowid",
+    _sampler_opened,
+)
+TINKER_OPERATIONS: Query[KeptOperation] = Query(
+    "tinker_operations",
+    "SELECT model, number, taken, ended, result FROM tinker_operations ORDER BY model, number",
+    _operation,
+)
+TINKER_STEPS: Query[StepSaved] = Query(
+    "tinker_steps", "SELECT model, number FROM tinker_steps ORDER BY rowid", plain_reader(StepSaved)
+)
 LIMITS: Query[LimitsLearnt] = Query(
     "limits",
     "SELECT engine_class, k, misses, tolerance, rerouted FROM limits ORDER BY engine_class",
@@ -540,6 +663,16 @@ _RAISE_CURSOR = (
 _BEGIN_TASK = (
     f"{SCHEMA.insert('tasks')} ON CONFLICT (task) DO UPDATE SET data = excluded.data, texts = excluded.texts, "
     f"sum = {SCHEMA.sum_of('tasks', data='excluded.data', texts='excluded.texts')}"
+)
+
+# An operation up to the saved step never runs again. When its client needs no result either, it is forgotten.
+_FORGET_OPERATIONS = (
+    f"DELETE FROM tinker_operations WHERE model = ?1 AND ended != {_OPEN} AND result IS NULL "
+    "AND number <= (SELECT number FROM tinker_steps WHERE model = ?1)"
+)
+_RAISE_STEP = (
+    f"{SCHEMA.insert('tinker_steps')} ON CONFLICT (model) DO UPDATE SET number = max(number, excluded.number), "
+    f"sum = {SCHEMA.sum_of('tinker_steps', number='max(number, excluded.number)')}"
 )
 
 
@@ -716,6 +849,84 @@ def _tinker_checkpoint_dropped(record: CheckpointDropped) -> list[Statement]:
     return [("DELETE FROM tinker_checkpoints WHERE path = ?", (record.path,))]
 
 
+def _tinker_session_opened(record: SessionOpened) -> list[Statement]:
+    return [(SCHEMA.insert("tinker_sessions"), (record.session, record.caller))]
+
+
+def _tinker_session_over(record: SessionOver) -> list[Statement]:
+    session = record.session
+    # Its models are SESSION:train:N, and ";" follows ":".
+    models = "WHERE model > ? AND model < ?", (f"{session}:", f"{session};")
+    return [
+        ("DELETE FROM tinker_sessions WHERE session = ?", (session,)),
+        ("DELETE FROM tinker_samplers WHERE session = ?", (session,)),
+        (f"DELETE FROM tinker_operations {models[0]}", models[1]),
+        (f"DELETE FROM tinker_steps {models[0]}", models[1]),
+    ]
+
+
+def _tinker_sampler_opened(record: SamplerOpened) -> list[Statement]:
+    row = (record.sampler, record.session, pack(record))
+    return [(SCHEMA.insert("tinker_samplers"), row)]
+
+
+def _tinker_sampler_over(record: SamplerOver) -> list[Statement]:
+    return [("DELETE FROM tinker_samplers WHERE sampler = ?", (record.sampler,))]
+
+
+def _tinker_operation_taken(record: OperationTaken) -> list[Statement]:
+    of = record.operation
+    key = of.model, of.number
+    taken = _Taken(
+        *key,
+        of.kind,
+        of.digest,
+        json.dumps(dict(of.arguments)).encode(),
+        len(of.body),
+        json.dumps(of.fault).encode(),
+        of.adds,
+    )
+    return [
+        (SCHEMA.insert("tinker_operations"), (*key, pack(taken), _OPEN, None)),
+        # A table of its own, so that the end of the operation does not write the body again.
+        (SCHEMA.insert("tinker_bodies"), (*key, of.body)),
+    ]
+
+
+def _tinker_operation_over(record: OperationOver) -> list[Statement]:
+    change = (
+        "UPDATE tinker_operations SET ended = ?1, result = ?2, "
+        f"sum = {SCHEMA.sum_of('tinker_operations', ended='?1', result='?2')} "
+        "WHERE model = ?3 AND number = ?4"
+    )
+    match record.result:
+        case Failed(detail, category):
+            facts: tuple[int, str | bytes] = _FAILED, json.dumps([detail, category])
+        case bytes():
+            facts = _ENDED, record.result
+        case _:
+            facts = _ENDED, json.dumps(record.result)
+    return [(change, (*facts, record.model, record.number))]
+
+
+def _tinker_result_forgotten(record: ResultForgotten) -> list[Statement]:
+    change = (
+        f"UPDATE tinker_operations SET result = NULL, sum = {SCHEMA.sum_of('tinker_operations', result='NULL')} "
+        "WHERE model = ? AND number = ?"
+    )
+    key = record.model, record.number
+    return [(change, key), (f"{_FORGET_OPERATIONS} AND number = ?2", key)]
+
+
+def _tinker_step_saved(record: StepSaved) -> list[Statement]:
+    key = record.model, record.number
+    return [
+        (_RAISE_STEP, key),
+        ("DELETE FROM tinker_bodies WHERE model = ? AND number <= ?", key),
+        (_FORGET_OPERATIONS, (record.model,)),
+    ]
+
+
 def _group_dropped(record: GroupDropped) -> list[Statement]:
     keep = (
         f"INSERT OR IGNORE INTO given_back SELECT task, cursor, {SCHEMA.sum_of('given_back')} "
@@ -781,6 +992,14 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     ModelMade: _tinker_model_made,
     CheckpointSaved: _tinker_checkpoint_saved,
     CheckpointDropped: _tinker_checkpoint_dropped,
+    SessionOpened: _tinker_session_opened,
+    SessionOver: _tinker_session_over,
+    SamplerOpened: _tinker_sampler_opened,
+    SamplerOver: _tinker_sampler_over,
+    OperationTaken: _tinker_operation_taken,
+    OperationOver: _tinker_operation_over,
+    ResultForgotten: _tinker_result_forgotten,
+    StepSaved: _tinker_step_saved,
     RatesMeasured: _rates_measured,
     DeliveriesMeasured: _deliveries_measured,
     EarnedKept: _earned_kept,

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from echo2d.core.base.ids import Digest
 from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
+from echo2d.core.tinker.operations import ModelId
 from echo2d.store.ledger import Ledger, backfill
 
 # Pages of 16 MiB. If the write-ahead log is longer, commits wait once until all of it is moved into the
@@ -50,6 +51,12 @@ class LedgerThread:
         assert self._ledger is not None
         ledger = self._ledger
         return await self._do(lambda: ledger.attachment(digest))
+
+    async def operation_body(self, model: ModelId, number: int) -> bytes | None:
+        """See `Ledger.operation_body`."""
+        assert self._ledger is not None
+        ledger = self._ledger
+        return await self._do(lambda: ledger.operation_body(model, number))
 
     async def keep_small(self) -> None:
         """Call `make_small` again and again, until cancelled."""
