@@ -481,6 +481,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # Some builds of SQLite write zeros over all that is deleted: 1.2 s for 400 MB.
+    connection.execute("PRAGMA secure_delete = FAST")
     connection.execute("PRAGMA foreign_keys = ON")
     register(connection)
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
