@@ -38,6 +38,7 @@ from echo2d.core.protocol.trajectory import (
 from echo2d.core.tinker.events import (
     CheckpointDropped,
     CheckpointSaved,
+    GradientDropped,
     KeptOperation,
     ModelMade,
     OperationOver,
@@ -159,7 +160,7 @@ CREATE TABLE tinker_samplers (
 CREATE INDEX tinker_sampler_sessions ON tinker_samplers (session);
 CREATE TABLE tinker_operations (
     model TEXT NOT NULL, number INTEGER NOT NULL, taken BLOB NOT NULL, ended INTEGER NOT NULL,
-    result BLOB, PRIMARY KEY (model, number));
+    needed INTEGER NOT NULL, result BLOB, PRIMARY KEY (model, number));
 CREATE TABLE tinker_bodies (
     model TEXT NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (model, number),
     FOREIGN KEY (model, number) REFERENCES tinker_operations ON DELETE CASCADE);
@@ -665,10 +666,15 @@ _BEGIN_TASK = (
     f"sum = {SCHEMA.sum_of('tasks', data='excluded.data', texts='excluded.texts')}"
 )
 
-# An operation up to the saved step never runs again. When its client needs no result either, it is forgotten.
+# Neither the learner nor the client needs them. The newest one says which numbers have ended.
 _FORGET_OPERATIONS = (
-    f"DELETE FROM tinker_operations WHERE model = ?1 AND ended != {_OPEN} AND result IS NULL "
-    "AND number <= (SELECT number FROM tinker_steps WHERE model = ?1)"
+    f"DELETE FROM tinker_operations WHERE model = ?1 AND ended != {_OPEN} AND result IS NULL AND NOT needed "
+    f"AND number < (SELECT max(number) FROM tinker_operations WHERE model = ?1 AND ended != {_OPEN})"
+)
+_FORGET_BODIES = "DELETE FROM tinker_bodies WHERE model = ? AND number BETWEEN ? AND ?"
+_NEED_NO_LONGER = (
+    f"UPDATE tinker_operations SET needed = 0, sum = {SCHEMA.sum_of('tinker_operations', needed='0')} "
+    "WHERE model = ? AND number BETWEEN ? AND ? AND needed"
 )
 _RAISE_STEP = (
     f"{SCHEMA.insert('tinker_steps')} ON CONFLICT (model) DO UPDATE SET number = max(number, excluded.number), "
@@ -887,7 +893,7 @@ def _tinker_operation_taken(record: OperationTaken) -> list[Statement]:
         of.adds,
     )
     return [
-        (SCHEMA.insert("tinker_operations"), (*key, pack(taken), _OPEN, None)),
+        (SCHEMA.insert("tinker_operations"), (*key, pack(taken), _OPEN, 1, None)),
         # A table of its own, so that the end of the operation does not write the body again.
         (SCHEMA.insert("tinker_bodies"), (*key, of.body)),
     ]
@@ -895,8 +901,8 @@ def _tinker_operation_taken(record: OperationTaken) -> list[Statement]:
 
 def _tinker_operation_over(record: OperationOver) -> list[Statement]:
     change = (
-        "UPDATE tinker_operations SET ended = ?1, result = ?2, "
-        f"sum = {SCHEMA.sum_of('tinker_operations', ended='?1', result='?2')} "
+        "UPDATE tinker_operations SET ended = ?1, result = ?2, needed = ?5, "
+        f"sum = {SCHEMA.sum_of('tinker_operations', ended='?1', result='?2', needed='?5')} "
         "WHERE model = ?3 AND number = ?4"
     )
     match record.result:
@@ -906,7 +912,21 @@ def _tinker_operation_over(record: OperationOver) -> list[Statement]:
             facts = _ENDED, record.result
         case _:
             facts = _ENDED, json.dumps(record.result)
-    return [(change, (*facts, record.model, record.number))]
+    key = record.model, record.number
+    changes: list[Statement] = [(change, (*facts, *key, int(record.needed)))]
+    return changes if record.needed else [*changes, (_FORGET_BODIES, (*key, record.number))]
+
+
+def _tinker_gradient_dropped(record: GradientDropped) -> list[Statement]:
+    return _needed_no_longer(record.model, record.first, record.last)
+
+
+def _needed_no_longer(model: ModelId, first: int, last: int) -> list[Statement]:
+    return [
+        (_NEED_NO_LONGER, (model, first, last)),
+        (_FORGET_BODIES, (model, first, last)),
+        (_FORGET_OPERATIONS, (model,)),
+    ]
 
 
 def _tinker_result_forgotten(record: ResultForgotten) -> list[Statement]:
@@ -915,15 +935,14 @@ def _tinker_result_forgotten(record: ResultForgotten) -> list[Statement]:
         "WHERE model = ? AND number = ?"
     )
     key = record.model, record.number
-    return [(change, key), (f"{_FORGET_OPERATIONS} AND number = ?2", key)]
+    return [(change, key), (_FORGET_OPERATIONS, (record.model,))]
 
 
 def _tinker_step_saved(record: StepSaved) -> list[Statement]:
     key = record.model, record.number
     return [
         (_RAISE_STEP, key),
-        ("DELETE FROM tinker_bodies WHERE model = ? AND number <= ?", key),
-        (_FORGET_OPERATIONS, (record.model,)),
+        *_needed_no_longer(record.model, 0, record.number),
     ]
 
 
@@ -998,6 +1017,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     SamplerOver: _tinker_sampler_over,
     OperationTaken: _tinker_operation_taken,
     OperationOver: _tinker_operation_over,
+    GradientDropped: _tinker_gradient_dropped,
     ResultForgotten: _tinker_result_forgotten,
     StepSaved: _tinker_step_saved,
     RatesMeasured: _rates_measured,

@@ -42,6 +42,7 @@ from echo2d.core.base.ids import Epoch, RequestId
 from echo2d.core.cluster.events import Reply
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.core.protocol.sampling import Sampling
+from echo2d.core.protocol.seeds import SEED_BITS
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.tinker.checkpoints import KINDS, SCHEME, path_of
 from echo2d.core.tinker.events import (
@@ -229,9 +230,9 @@ class TinkerRoutes:
         arguments = {
             "base": faults.text(body, "base_model"),
             "rank": faults.integer(lora, "rank", 32),
-            "seed": faults.integer(lora, "seed", 0)
-            if lora.get("seed") is not None
-            else secrets.randbits(62),
+            "seed": secrets.randbits(SEED_BITS)
+            if lora.get("seed") is None
+            else faults.integer(lora, "seed", 0) % (1 << SEED_BITS),
             "layers": [each for each in LAYERS if lora.get(each, True)],
             "metadata": faults.metadata(body),
         }

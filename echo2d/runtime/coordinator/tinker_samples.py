@@ -48,21 +48,25 @@ class _Sequence:
     # Why it has ended. It may be trained on only then.
     finish: str | None = None
 
-    def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> None:
-        """Cut it after the first token that completes a stop text. known: its first tokens, which have none."""
+    def cut_at_stop(self, known: int, stops: Sequence[str], decode: Decode) -> bool:
+        """Cut it after the first token that completes a stop text. Returns whether it has one.
+
+        known: its first tokens, which have none.
+        """
 
         def stopped(end: int) -> bool:
             text = decode(self.tokens[max(0, known - STOP_TOKENS_MAX) : end])
             return any(stop in text for stop in stops)
 
         if not stopped(len(self.tokens)):
-            return
+            return False
         for end in range(known + 1, len(self.tokens) + 1):
             if stopped(end):
                 del self.tokens[end:]
                 del self.logprobs[4 * end :]
                 self.stopped = True
-                return
+                break
+        return self.stopped
 
 
 class _OpenCall(Protocol):
@@ -158,10 +162,9 @@ class SampleDrawer:
                 known = len(sequence.tokens)
                 sequence.tokens += unpack_tokens(grown.tokens).tolist()
                 sequence.logprobs += grown.logprobs
-                if order.stops:
-                    sequence.cut_at_stop(known, order.stops, self._decode)
-                    if sequence.stopped and grown.finish is None:
-                        await call.stop(grown.choice)
+                stopped = order.stops and sequence.cut_at_stop(known, order.stops, self._decode)
+                if stopped and grown.finish is None:
+                    await call.stop(grown.choice)
         return found
 
 

@@ -18,6 +18,7 @@ from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.tinker.events import (
     CheckpointDropped,
     CheckpointSaved,
+    GradientDropped,
     KeptClients,
     KeptOperation,
     ModelMade,
@@ -74,6 +75,10 @@ def taken(
         model, number, kind, digest_of(body), arguments or {}, body, adds=kind != "optim_step"
     )
     return OperationTaken(operation)
+
+
+def over(model: ModelId, number: int, result: Outcome, *, needed: bool = True) -> OperationOver:
+    return OperationOver(model, number, result, needed)
 
 
 def kept(record: OperationTaken, result: Outcome | None = None, **facts: bool) -> KeptOperation:
@@ -149,7 +154,7 @@ def test_an_operation_comes_back_as_it_was_without_its_body(
 )
 def test_a_result_comes_back_as_it_was(path: Path, result: Outcome) -> None:
     record, failed = taken(3), isinstance(result, Failed)
-    found = clients(path, record, OperationOver(MODEL, 3, result))
+    found = clients(path, record, over(MODEL, 3, result))
     assert found.operations == (kept(record, result, ended=True, failed=failed),)
     (back,) = found.operations
     assert type(back.result) is type(result)
@@ -159,8 +164,8 @@ def test_a_result_comes_back_as_it_was(path: Path, result: Outcome) -> None:
 
 
 def test_a_result_may_hold_numbers_that_are_none(path: Path) -> None:
-    over = OperationOver(MODEL, 3, {"loss": math.nan, "low": -math.inf})
-    (found,) = clients(path, taken(3), over).operations
+    ended = over(MODEL, 3, {"loss": math.nan, "low": -math.inf})
+    (found,) = clients(path, taken(3), ended).operations
     assert isinstance(found.result, dict)
     assert math.isnan(found.result["loss"])
     assert found.result["low"] == -math.inf
@@ -169,13 +174,13 @@ def test_a_result_may_hold_numbers_that_are_none(path: Path) -> None:
 def test_operations_come_back_by_number_in_whatever_order_they_came(path: Path) -> None:
     other = ModelId("a:train:10")
     records = [taken(2), taken(0, model=other), taken(10), taken(1), taken(9)]
-    found = clients(path, *records, OperationOver(MODEL, 2, {}), OperationOver(MODEL, 1, {}))
+    found = clients(path, *records, over(MODEL, 2, {}), over(MODEL, 1, {}))
     assert numbers(found) == [1, 2, 9, 10, 0]
     assert [each.ended for each in found.operations] == [True, True, False, False, False]
 
 
 def test_the_end_of_an_unknown_operation_changes_nothing(path: Path) -> None:
-    found = clients(path, OperationOver(MODEL, 1, {}), ResultForgotten(MODEL, 2))
+    found = clients(path, over(MODEL, 1, {}), ResultForgotten(MODEL, 2))
     assert found == KeptClients()
 
 
@@ -214,21 +219,32 @@ def test_bodies_are_not_held_by_what_is_recovered(path: Path) -> None:
 @pytest.mark.parametrize("step_comes_last", [True, False])
 def test_a_row_goes_when_nobody_needs_it(path: Path, *, step_comes_last: bool) -> None:
     rest: list[CoordinatorRecord] = [ResultForgotten(MODEL, 1), StepSaved(MODEL, 2)]
-    clients(path, taken(1), taken(2), taken(3), OperationOver(MODEL, 1, b"r"))
+    clients(path, taken(1), taken(2), taken(3), taken(4), *(over(MODEL, at, b"r") for at in (1, 2)))
     found = clients(path, *(rest if step_comes_last else rest[::-1]))
-    assert numbers(found) == [2, 3]
-    # Number 2 has not ended, number 3 is not in a saved step.
-    found = clients(path, *(OperationOver(MODEL, number, b"r") for number in (2, 3)))
-    assert numbers(found) == [2, 3]
-    found = clients(path, *(ResultForgotten(MODEL, number) for number in (2, 3)))
-    assert numbers(found) == [3]
-    found = clients(path, StepSaved(MODEL, 3))
-    assert found == KeptClients(steps=(StepSaved(MODEL, 3),))
+    assert numbers(found) == [2, 3, 4]
+    found = clients(path, ResultForgotten(MODEL, 2))
+    assert numbers(found) == [2, 3, 4], "it says which numbers have ended"
+    found = clients(path, *(over(MODEL, number, b"r") for number in (3, 4)))
+    assert numbers(found) == [2, 3, 4]
+    found = clients(path, *(ResultForgotten(MODEL, number) for number in (3, 4)))
+    assert numbers(found) == [3, 4], "the learner may have to compute them again"
+    assert numbers(clients(path, StepSaved(MODEL, 4))) == [4]
+
+
+def test_a_gradient_that_was_dropped_is_needed_no_longer(path: Path) -> None:
+    clients(path, *(taken(number) for number in (1, 2, 3, 4)))
+    told = [ResultForgotten(MODEL, number) for number in (1, 2, 3, 4)]
+    ended = [over(MODEL, number, b"r", needed=number < 4) for number in (1, 2, 3, 4)]
+    assert numbers(clients(path, *ended, *told)) == [1, 2, 3, 4]
+    assert body_of(path, 4) is None, "it is never computed again"
+    found = clients(path, GradientDropped(MODEL, 2, 3))
+    assert numbers(found) == [1, 4]
+    assert (body_of(path, 1), body_of(path, 2)) == (b"body", None)
 
 
 def test_a_step_of_one_model_leaves_the_rows_of_another(path: Path) -> None:
     other = ModelId("a:train:1")
-    clients(path, taken(1), taken(1, model=other), OperationOver(other, 1, b"r"))
+    clients(path, taken(1), taken(1, model=other), over(other, 1, b"r"))
     found = clients(path, ResultForgotten(other, 1), StepSaved(MODEL, 5))
     assert [each.operation.model for each in found.operations] == [MODEL, other]
 
@@ -250,7 +266,7 @@ def test_a_session_that_is_over_takes_what_was_its_own(path: Path) -> None:
                 ModelMade(model, "carol", 1.0, "base", 8, (), "{}"),
                 taken(1, model=model),
                 taken(3, model=model),
-                OperationOver(model, 1, b"r"),
+                over(model, 1, b"r"),
                 StepSaved(model, 2),
             ]
     before = clients(path, *records)
@@ -306,7 +322,7 @@ def filled(path: Path) -> None:
         SessionOpened(SESSION, "carol"),
         opened("a:sample:0"),
         taken(1),
-        OperationOver(MODEL, 1, {}),
+        over(MODEL, 1, {}),
         taken(2),
         StepSaved(MODEL, 0),
     )

@@ -143,7 +143,8 @@ def test_whatever_is_killed_each_call_is_applied_once(seed: int) -> None:
             model, caller = models[place], ("ann", "bob")[place]
             numbers[model] += 1
             kind: OperationKind = rng.choice(("forward_backward", "forward_backward", "optim_step"))
-            body, want = b"", None
+            body = b""
+            want: Any = None
             if kind == "forward_backward":
                 body = rng.choice((b"bad", b"good", b"good")) + b"%d" % turn
                 gradients[model].append(body)
@@ -201,7 +202,8 @@ def test_sessions_and_samplers_are_there_after_a_restart_and_end_for_good() -> N
 def test_bodies_of_saved_steps_are_not_in_the_ledger_any_more() -> None:
     with killed_world() as world:
         model = world.session("ann", "s1")
-        for number, kind in enumerate(("forward_backward", "optim_step", "forward_backward"), 1):
+        kinds: list[OperationKind] = ["forward_backward", "optim_step", "forward_backward"]
+        for number, kind in enumerate(kinds, 1):
             world.submit("ann", model, number, kind, body=b"%d" % number)
         work(world, Random(0), kills=0.0)
         world.next_order(*world.saved)

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from echo2d.client.http import OPERATION_PATH, RESULT_PATH
 from echo2d.client.tinker import SAVED_STEPS_MAX
+from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import PublishSeq, RequestId
 from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.versions import PublishedVersions
@@ -21,8 +22,11 @@ from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.tinker.events import (
     ClientAsked,
+    GiveOperation,
+    KeptClients,
     OperationAsked,
     OperationEnded,
+    OperationTaken,
     SampleEnded,
     SampleOrder,
     StepSaved,
@@ -52,7 +56,8 @@ class Backend:
     """The service, as the coordinator's process runs it."""
 
     def __init__(self) -> None:
-        self.service = TinkerService([BASE], PublishedVersions((), PublishSeq(0)))
+        versions, now = PublishedVersions((), PublishSeq(0)), time.monotonic()
+        self.service = TinkerService([BASE], versions, KeptClients(), now=now)
         self.requests = PendingRequests(self.take, count(), 100)
         self.records: list[Any] = []
         self.draws: list[Any] = []
@@ -70,6 +75,11 @@ class Backend:
                 self.records.append(action.record)
             elif isinstance(action, Reply):
                 self.requests.answer(action)
+            elif isinstance(action, GiveOperation):
+                taken = [each for each in self.records if isinstance(each, OperationTaken)]
+                of = [each.operation for each in taken if each.operation.number == action.number]
+                order = pack({**action.order, "body": of[-1].body})
+                self.requests.answer(Reply(action.request, 200, order))
             else:
                 self.draws.append(action)
 
@@ -144,9 +154,9 @@ async def model_of(http: Http, key: str = "ann") -> str:
     body = {"session_id": session, "model_seq_id": 0, "base_model": BASE}
     future = await said(http, "create_model", {**body, "lora_config": {"rank": 4}}, key=key)
     order = await learn(http)
-    assert order["arguments"] == {
-        "rank": 4, "seed": None, "train_attn": True, "train_mlp": True, "train_unembed": True,
-    }  # fmt: skip
+    arguments = order["arguments"]
+    assert 0 <= arguments.pop("seed") < 1 << 63, "one that the ledger keeps"
+    assert arguments == {"rank": 4, "train_attn": True, "train_mlp": True, "train_unembed": True}
     made = await result_of(http, future, key=key)
     model: str = made["model_id"]
     assert model == f"{session}:train:0"

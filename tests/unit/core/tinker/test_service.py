@@ -155,7 +155,8 @@ def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
 def test_a_learner_that_begins_again_makes_the_model_again_before_its_next_operation() -> None:
     world = TinkerWorld()
     model = world.session()
-    for number, kind in enumerate(("forward_backward", "optim_step", "forward_backward"), 1):
+    kinds: list[OperationKind] = ["forward_backward", "optim_step", "forward_backward"]
+    for number, kind in enumerate(kinds, 1):
         world.submit("ann", model, number, kind, body=b"%d" % number)
     world.learn()
     running = world.submit("ann", model, 4)

@@ -13,6 +13,7 @@ from echo2d.core.base.ids import Digest
 from echo2d.core.tinker.events import (
     CheckpointDropped,
     CheckpointSaved,
+    GradientDropped,
     KeptClients,
     KeptOperation,
     ModelMade,
@@ -61,7 +62,10 @@ class ClientsMachine(RuleBasedStateMachine):
         self.waiting: list[TinkerRecord] = []
         self.model = KeptClients()
         self.bodies: dict[tuple[ModelId, int], bytes] = {}
+        self.needed: set[tuple[ModelId, int]] = set()
         self.opened = 0
+        # Models whose operations were looked through for those that nobody needs.
+        self.looked: set[ModelId] = set()
 
     def teardown(self) -> None:
         self.ledger.close()
@@ -80,12 +84,19 @@ class ClientsMachine(RuleBasedStateMachine):
 
     def change(self, record: TinkerRecord, changed: list[KeptOperation], **changes: Any) -> None:
         """Keep the operations that somebody still needs."""
+        over: dict[ModelId, int] = {}
+        for each in changed:
+            if each.ended:
+                model = each.operation.model
+                over[model] = max(over.get(model, 0), each.operation.number)
         left = [
             each
             for each in changed
             if not each.ended
             or each.result is not None
-            or each.operation.number > self.step(each.operation.model)
+            or (each.operation.model, each.operation.number) in self.needed
+            or each.operation.number == over[each.operation.model]
+            or each.operation.model not in self.looked
         ]
         left.sort(key=lambda each: (each.operation.model, each.operation.number))
         known = {(each.operation.model, each.operation.number) for each in left}
@@ -177,6 +188,7 @@ class ClientsMachine(RuleBasedStateMachine):
             return
         operation = Operation(model, number, **facts)
         self.bodies[model, number] = operation.body
+        self.needed.add((model, number))
         bare = replace(operation, body=b"", body_bytes=len(operation.body))
         kept = KeptOperation(bare, None, ended=False, failed=False)
         self.change(OperationTaken(operation), [*self.model.operations, kept])
@@ -185,13 +197,16 @@ class ClientsMachine(RuleBasedStateMachine):
         return [new if each == old else each for each in self.model.operations]
 
     @precondition(lambda self: not all(each.ended for each in self.model.operations))
-    @rule(data=st.data(), result=OUTCOMES, told=st.booleans())
-    def end(self, data: st.DataObject, result: Outcome, *, told: bool) -> None:
+    @rule(data=st.data(), result=OUTCOMES, told=st.booleans(), needed=st.booleans())
+    def end(self, data: st.DataObject, result: Outcome, *, told: bool, needed: bool) -> None:
         open_ones = [each for each in self.model.operations if not each.ended]
         kept = data.draw(st.sampled_from(open_ones))
         ended = replace(kept, result=result, ended=True, failed=isinstance(result, Failed))
-        record = OperationOver(kept.operation.model, kept.operation.number, result)
-        self.change(record, self.replaced(kept, ended))
+        key = kept.operation.model, kept.operation.number
+        if not needed:
+            self.needed.discard(key)
+            self.bodies.pop(key, None)
+        self.change(OperationOver(*key, result, needed), self.replaced(kept, ended))
         if told:
             self.forget_result(ended)
 
@@ -203,7 +218,27 @@ class ClientsMachine(RuleBasedStateMachine):
 
     def forget_result(self, kept: KeptOperation) -> None:
         record = ResultForgotten(kept.operation.model, kept.operation.number)
+        self.looked = {record.model}
         self.change(record, self.replaced(kept, replace(kept, result=None)))
+        self.looked = set()
+
+    def needed_no_longer(self, model: ModelId, first: int, last: int) -> None:
+        gone = {key for key in self.needed if key[0] == model and first <= key[1] <= last}
+        self.needed -= gone
+        self.bodies = {
+            key: body
+            for key, body in self.bodies.items()
+            if key[0] != model or not first <= key[1] <= last
+        }
+
+    @precondition(lambda self: self.model.sessions)
+    @rule(data=st.data(), first=NUMBERS, count=st.integers(0, 5))
+    def drop_gradient(self, data: st.DataObject, first: int, count: int) -> None:
+        model = data.draw(self.models())
+        self.needed_no_longer(model, first, first + count)
+        self.looked = {model}
+        self.change(GradientDropped(model, first, first + count), list(self.model.operations))
+        self.looked = set()
 
     @precondition(lambda self: self.model.sessions)
     @rule(data=st.data(), number=NUMBERS)
@@ -212,12 +247,10 @@ class ClientsMachine(RuleBasedStateMachine):
         newest = StepSaved(model, max(number, self.step(model)))
         steps = {each.model: each for each in self.model.steps} | {model: newest}
         self.model = replace(self.model, steps=tuple(steps.values()))
-        self.bodies = {
-            key: body
-            for key, body in self.bodies.items()
-            if key[0] != model or key[1] > newest.number
-        }
+        self.needed_no_longer(model, 0, number)
+        self.looked = {model}
         self.change(StepSaved(model, number), list(self.model.operations))
+        self.looked = set()
 
     @rule()
     def open_again(self) -> None:

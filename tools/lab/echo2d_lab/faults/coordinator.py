@@ -48,7 +48,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import Source, pack_tokens
 from echo2d.core.rules.run import RunRules
-from echo2d.core.tinker.events import DrawSample, StopSample
+from echo2d.core.tinker.events import DrawSample, GiveOperation, StopSample
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
     DrawPrompt,
@@ -286,7 +286,7 @@ class SimCoordinator(Process):
                 pass
             case Convict(worker):
                 self.control.bar(worker)
-            case AuditTold() | DrawSample() | StopSample():
+            case AuditTold() | DrawSample() | StopSample() | GiveOperation():
                 pass
             case _:
                 assert_never(action)
