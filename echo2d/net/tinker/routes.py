@@ -116,6 +116,8 @@ SEQUENCES_MAX = 128  # of one call
 SEQUENCE_TOKENS_MAX = 1 << 17
 STOPS_MAX, STOP_CHARS_MAX = 64, 128
 LISTED_MAX = 100
+# The client's number of a sampler.
+SAMPLER_NUMBER = "sampling_session_seq_id"
 # The releases of the client with which the tests have run.
 TESTED = ((0, 38), (0, 38))
 NOTE = (
@@ -303,6 +305,8 @@ class TinkerRoutes:
         }
         if kind == "sampler_weights" and body.get("path") is None:
             arguments["sampler"] = _new_sampler(model, body)
+            # When the client did not get the answer, it asks again with the same number, and a new one for the sampler.
+            body = {name: each for name, each in body.items() if name != SAMPLER_NUMBER}
         return await self._submit(caller, model, number, "save", body, arguments, faults)
 
     async def result(self, request: web.Request, caller: str) -> web.Response:
@@ -322,7 +326,7 @@ class TinkerRoutes:
     async def open_sampler(self, request: web.Request, caller: str) -> web.Response:
         body = await json_object(request)
         session = SessionName(_text(body, "session_id"))
-        number = _number(body, "sampling_session_seq_id", 0)
+        number = _number(body, SAMPLER_NUMBER, 0)
         base, path = body.get("base_model"), body.get("model_path")
         if path is not None:
             path = _text(body, "model_path")
@@ -749,7 +753,7 @@ def _new_model(body: Mapping[str, Any]) -> ModelId:
 
 def _new_sampler(model: ModelId, body: Mapping[str, Any]) -> str:
     """The id of the sampler of a model's present weights."""
-    number = _number(body, "sampling_session_seq_id", 0)
+    number = _number(body, SAMPLER_NUMBER, 0)
     return f"{model.partition(':')[0]}:sample:{number}"
 
 

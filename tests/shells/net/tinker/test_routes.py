@@ -198,6 +198,18 @@ async def test_a_client_trains_and_saves(http: Http) -> None:
     assert (await call(http, "weights_info", {"tinker_path": path}))[0] == 404
 
 
+async def test_a_repeated_save_gets_the_sampler_of_the_first(http: Http) -> None:
+    """The client repeats a save whose answer was lost with the same number, and another one of the sampler."""
+    model = await model_of(http)
+    session = model.partition(":")[0]
+    body = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
+    first = await said(http, "save_weights_for_sampler", body)
+    again = await said(http, "save_weights_for_sampler", body | {"sampling_session_seq_id": 1})
+    assert again == first
+    await learn(http, {"result": {"bytes": 7}})
+    assert (await result_of(http, again))["sampling_session_id"] == f"{session}:sample:0"
+
+
 async def test_a_result_that_is_not_there_yet_is_asked_for_again(
     http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
