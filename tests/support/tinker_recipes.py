@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.support.engine_harness import save_random_model, tiny_config
 from tests.support.odd_tokenizers import Folder
-from tests.support.paths import TINKER_ENVIRONMENT
+from tests.support.paths import REPO, TINKER_ENVIRONMENT
 
 # The cookbook chooses the form of a conversation by the model's name: for this one "User: ...", which needs no special
 # tokens.
@@ -75,7 +75,7 @@ ROWS = {
 }
 
 
-def make_shadow(folder: Path, model: Path) -> Path:
+def make_shadow(folder: Path, model: Path, train_rows: int = TRAIN_ROWS) -> Path:
     """A folder to start recipes in: the tokenizer of the model under BASE_MODEL, and rows of our own."""
     tokenizer = folder / BASE_MODEL
     tokenizer.mkdir(parents=True)
@@ -85,7 +85,7 @@ def make_shadow(folder: Path, model: Path) -> Path:
         directory, rng = folder / repository, random.Random(0)
         directory.mkdir(parents=True)
         files = ""
-        for split, count in (("train", TRAIN_ROWS), ("test", TEST_ROWS)):
+        for split, count in (("train", train_rows), ("test", TEST_ROWS)):
             lines = [json.dumps(row(*each)) for each in sums(rng, count)]
             (directory / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
             files += f"  - split: {split}\n    path: {split}.jsonl\n"
@@ -94,42 +94,82 @@ def make_shadow(folder: Path, model: Path) -> Path:
     return folder
 
 
+class Recipe:
+    """A recipe that runs, in a folder of `make_shadow`."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        base_url: str,
+        key: str,
+        folder: Path,
+        lora_seed: int | None = None,
+    ) -> None:
+        """Start it.
+
+        module: below `tinker_cookbook.recipes`, such as "sl_loop".
+        arguments: the recipe's own, as `name=value`; `model_name` and `log_path` are given besides.
+        key: it begins with "tml-".
+        lora_seed: of the models that it makes (`tinker_seeded`); None: the recipe names none, so each run has another.
+        """
+        number = len(list(folder.glob("output-*")))
+        self.log_path = folder / f"log-{module}-{number}"
+        self._output = folder / f"output-{module}-{number}"
+        seeded = [str(REPO / "tests/support/tinker_seeded.py"), str(lora_seed)]
+        self._command = [
+            str(TINKER_ENVIRONMENT / "venv" / "bin" / "python"),
+            *(["-m"] if lora_seed is None else seeded),
+            f"tinker_cookbook.recipes.{module}",
+            f"model_name={BASE_MODEL}",
+            f"log_path={self.log_path}",
+            f"base_url={base_url}",
+            *arguments,
+        ]
+        environment = {
+            "PATH": os.defpath,
+            "HOME": str(folder),  # the caches of the libraries, too
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TINKER_API_KEY": key,
+        }
+        with self._output.open("wb") as sink:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of its metrics.jsonl so far."""
+        path = self.log_path / "metrics.jsonl"
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def wait(self, timeout_s: float) -> RecipeRun:
+        """Wait for its end, which must be a good one."""
+        try:
+            code = self._process.wait(timeout_s)
+        finally:
+            self.kill()
+        output = self._output.read_text(errors="replace")
+        assert code == 0, f"{' '.join(self._command)}:\n{output[-4000:]}"
+        return RecipeRun(output, self.rows(), self.log_path)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 def run_recipe(
     module: str, arguments: Sequence[str], base_url: str, key: str, folder: Path, timeout_s: float
 ) -> RecipeRun:
-    """Run a recipe to its end, in a folder of `make_shadow`.
-
-    module: below `tinker_cookbook.recipes`, such as "sl_loop".
-    arguments: the recipe's own, as `name=value`; `model_name` and `log_path` are given besides.
-    key: it begins with "tml-".
-    """
-    log_path = folder / f"log-{module}-{len(list(folder.glob('log-*')))}"
-    command = [
-        str(TINKER_ENVIRONMENT / "venv" / "bin" / "python"),
-        "-m",
-        f"tinker_cookbook.recipes.{module}",
-        f"model_name={BASE_MODEL}",
-        f"log_path={log_path}",
-        f"base_url={base_url}",
-        *arguments,
-    ]
-    environment = {
-        "PATH": os.defpath,
-        "HOME": str(folder),  # the caches of the libraries, too
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TINKER_API_KEY": key,
-    }
-    ended = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{' '.join(command)}:\n{ended.stdout[-4000:]}"
-    lines = (log_path / "metrics.jsonl").read_text().splitlines()
-    return RecipeRun(ended.stdout, [json.loads(line) for line in lines], log_path)
+    """Run a recipe to its end; the arguments are those of `Recipe`."""
+    return Recipe(module, arguments, base_url, key, folder).wait(timeout_s)

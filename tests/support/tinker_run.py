@@ -28,18 +28,29 @@ class TinkerRun:
 
     def key(self) -> str:
         """A new client's key, once the coordinator knows it."""
-        name = f"client-{len(list(self.folder.glob('*.token')))}"
-        token = self.folder / f"{name}.token"
-        create_token(
-            self.folder / "coordinator",
-            name,
-            role="tinker",
-            url=self.url,
-            out=token,
-            max_workers=1,
-            expires="1d",
-        )
-        key = KEY_PREFIX + str(json.loads(token.read_text())["secret"])
+        return self.keys(1)[0]
+
+    def keys(self, count: int) -> list[str]:
+        """The keys of new clients, once the coordinator knows them."""
+        found = []
+        for _ in range(count):
+            name = f"client-{len(list(self.folder.glob('*.token')))}"
+            token = self.folder / f"{name}.token"
+            create_token(
+                self.folder / "coordinator",
+                name,
+                role="tinker",
+                url=self.url,
+                out=token,
+                max_workers=1,
+                expires="1d",
+            )
+            found.append(KEY_PREFIX + str(json.loads(token.read_text())["secret"]))
+        for key in found:
+            self._wait_until_known(key)
+        return found
+
+    def _wait_until_known(self, key: str) -> None:
         request = Request(f"{self.url}{PREFIX}/training_runs", headers={"X-API-Key": key})
         deadline = time.monotonic() + START_S
         while True:
@@ -52,11 +63,16 @@ class TinkerRun:
                     raise
                 time.sleep(0.2)
             else:
-                return key
+                return
 
 
 @contextmanager
-def tinker_run(folder: Path, model: Path, workers: int = 1) -> Iterator[TinkerRun]:
+def tinker_run(
+    folder: Path, model: Path, workers: int = 1, port: int = 0, slots: int = 16
+) -> Iterator[TinkerRun]:
+    """port: of the coordinator, and the next one of its link; 0: any free ones, others after a restart.
+    slots: of each worker.
+    """
     folder.mkdir(exist_ok=True)
     config = folder / "run.toml"
     config.write_text(
@@ -65,9 +81,9 @@ def tinker_run(folder: Path, model: Path, workers: int = 1) -> Iterator[TinkerRu
 run_dir = "coordinator"
 base_model = "{model}"
 [coordinator]
-port = 0
+port = {port}
 [link]
-port = 0
+port = {port and port + 1}
 [tinker.models]
 "{BASE_MODEL}" = "{model}"
 [learner]
@@ -81,6 +97,6 @@ threads = 1
         serve = ("learn", f"--config={config}", "--serve")
         learner = programs.start("learner", "-m", "echo2d", *serve)
         for number in range(workers):
-            flags = (f"--base-model={model}", "--slots=16", "--threads=1")
+            flags = (f"--base-model={model}", f"--slots={slots}", "--threads=1")
             start_worker(programs, f"box-{number}", folder, url, *flags)
         yield TinkerRun(url, folder, programs, coordinator, learner)
