@@ -92,7 +92,7 @@ class Slot:
             for layer, pair in pairs.items()
             for letter, weight in zip("AB", pair, strict=True)
         }
-        # Of the forward_backward calls since the last step, for the log.
+        # Of the forward_backward calls in the gradient.
         self.tokens, self.seconds = 0, 0.0
         self._optimizer = torch.optim.AdamW(self.weights.values())
         for weight in self.weights.values():
@@ -148,6 +148,7 @@ class Slot:
     def discard(self) -> None:
         """Drop the gradient."""
         self._optimizer.zero_grad()
+        self.tokens, self.seconds = 0, 0.0
 
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

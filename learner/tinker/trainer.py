@@ -265,7 +265,8 @@ class Trainer:
 
     def _optim_step(self, operation: TinkerOperation, slot: Slot) -> OperationResult:
         """Apply the gradient, and have the slot's state written to the folder of the order, unless it names none."""
-        began_at, model, settings = time.monotonic(), operation.model, dict(operation.arguments)
+        began_at, tokens, spent_s = time.monotonic(), slot.tokens, slot.seconds
+        model, settings = operation.model, dict(operation.arguments)
         try:
             folder = settings.pop("folder", "")
             directory = self._directory({"folder": folder}) if folder else None
@@ -274,14 +275,13 @@ class Trainer:
             # The next step must not have the gradient of this one.
             slot.discard()
             raise
-        said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": slot.tokens}
-        slot.seconds += time.monotonic() - began_at
-        say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{slot.seconds:.1f}")
-        slot.tokens, slot.seconds = 0, 0.0
+        said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": tokens}
+        seconds = spent_s + time.monotonic() - began_at
+        say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{seconds:.1f}")
         if directory is not None:
             files_of = partial(self._factory.files_of, slot, optimizer=True)
             self.states.write(model, operation.number, directory, files_of)
-        return {"metrics": {"grad_norm": norm}}
+        return {"metrics": {"grad_norm": norm}, "tokens": tokens, "seconds": seconds}
 
     def _save(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
         began_at, directory = time.monotonic(), self._directory(arguments)

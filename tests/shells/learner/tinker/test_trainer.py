@@ -184,6 +184,19 @@ def test_a_model_learns(trainer: Trainer) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_a_step_reports_the_tokens_and_the_time_of_its_gradient(trainer: Trainer) -> None:
+    scored(trainer, rows())
+    trainer.run(call("discard"))
+    scored(trainer, rows(lengths=(4, 3)))
+    scored(trainer, rows(lengths=(9,)), forward_only=True)
+    scored(trainer, rows(lengths=(2,)))
+    first, second = (trainer.run(call("optim_step", **ADAM)) for _ in range(2))
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first["tokens"], second["tokens"]) == (9, 0)
+    assert first["seconds"] > 0
+
+
 def test_training_one_model_leaves_the_other_bit_for_bit(config: LearnerConfig) -> None:
     trainer = with_models(config, MODEL, OTHER)
     step(trainer, 0, OTHER)
