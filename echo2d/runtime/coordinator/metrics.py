@@ -57,7 +57,7 @@ def _declared(kind: type, rows: _Records, labels: tuple[str, ...]) -> Iterator[F
         elif inner is not None and get_origin(hint) is not tuple:
             yield from _declared(inner, _inside(rows, read), labels)
         elif inner is not None and told["rows"]:
-            yield from _declared(inner, _each(read, told["rows"]), tuple(told["rows"]))
+            yield from _declared(inner, _each(rows, read, told["rows"]), tuple(told["rows"]))
 
 
 def _inside(rows: _Records, read: Callable[[Any], Any]) -> _Records:
@@ -67,11 +67,12 @@ def _inside(rows: _Records, read: Callable[[Any], Any]) -> _Records:
     ]
 
 
-def _each(read: Callable[[Any], Any], names: Mapping[str, str]) -> _Records:
+def _each(rows: _Records, read: Callable[[Any], Any], names: Mapping[str, str]) -> _Records:
     """The rows of a field that holds a list. A worker that is gone has no row."""
     return lambda status: [
         (tuple(getattr(each, name) for name in names.values()), each)
-        for each in read(status)
+        for _, of in rows(status)
+        for each in read(of)
         if not (isinstance(each, WorkerStatus) and each.state == "gone")
     ]
 
