@@ -15,6 +15,7 @@ from tests.support.catch_up import newcomer, running
 from tests.support.coordinator_world import RULES, World, train
 from tests.support.rollouts import world_of
 from tests.support.status_page import PAGE
+from tests.support.tinker_clients import serving
 
 # Mappings whose keys are data: versions, reasons, kinds, states.
 DATA_KEYS = {
@@ -127,4 +128,4 @@ def playing() -> World:
     return world
 
 
-RICH: tuple[Callable[[], World], ...] = (trained, catching_up, auditing, playing)
+RICH: tuple[Callable[[], World], ...] = (trained, catching_up, auditing, playing, serving)

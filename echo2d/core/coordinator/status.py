@@ -36,12 +36,14 @@ from echo2d.core.status.schema import (
     ProgressStatus,
     Status,
     TaskStatus,
+    TinkerStatus,
     TotalsStatus,
     TrajectoryCounts,
     VersionBytes,
     VersionStatus,
     WorkerStatus,
 )
+from echo2d.core.tinker.figures import Prices
 from echo2d.core.work.evaluation.evaluations import Evaluations
 from echo2d.core.work.evaluation.json_form import evaluated_json
 from echo2d.core.work.leases import TRAINING
@@ -60,7 +62,8 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
     """The run at one moment; `now` is monotonic seconds."""
     rules, members, staleness = parts.rules, parts.members, parts.staleness
     groups, statistics = parts.groups, parts.statistics
-    workers = _Workers(parts, now)
+    workers, costs = _Workers(parts, now), parts.costs.status(staleness.committed, now=now)
+    prices = Prices(costs.workers_usd, rules.activation.learner_usd_per_h)
     status = Status(
         epoch=parts.calls.epoch,
         learner=parts.calls.learner(now),
@@ -88,7 +91,7 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
         catch_ups=tuple(map(_form, parts.publishing.catch_ups)),
         workers=tuple(workers.status(peer) for peer in members if peer.kind == "worker"),
         provision=parts.activation_loop.provision(),
-        costs=parts.costs.status(staleness.committed, now=now),
+        costs=costs,
         relays=tuple(
             PeerStatus(**_of_peer(peer, parts.costs.of(peer.peer).traffic, now))
             for peer in members
@@ -98,6 +101,7 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
         seed_uplink=None if members.seed is None else members.seed.reach.uplink,
         seed_build=None if members.seed is None else members.seed.build.name,
         gateway=parts.gateway.status(),
+        tinker=None if parts.tinker is None else parts.tinker.status(prices, now=now),
         audit=None if parts.audits is None else _audit(parts.audits, members),
         tasks=_tasks(rules, groups, statistics),
         evaluations=tuple(_evaluation(parts.evaluations, each.name) for each in rules.evals),
@@ -106,10 +110,22 @@ def make_status(parts: CoordinatorParts, *, now: float) -> Status:
     found = tuple(alerts(status))
     kinds = {alert.kind for alert in found}
     words = next((words for kind, words in NO_BOTTLENECK.items() if kind in kinds), None)
+    if status.tinker is not None:
+        words = _waiting_words(status.tinker)
     if words is not None:
         unknown = Bottleneck("unknown", words)
         status = replace(status, provision=replace(status.provision, bottleneck=unknown))
     return replace(status, alerts=found)
+
+
+def _waiting_words(tinker: TinkerStatus) -> str:
+    """What the clients of the Tinker API wait for."""
+    sessions = tinker.sessions
+    learner = sum(each.operations_waiting + each.unscored for each in sessions)
+    waiting = sum(each.samples_waiting for each in sessions)
+    other = sum(each.other_weights for each in sessions)
+    weights = f", {other} of them for other weights than those that are served" if other else ""
+    return f"calls that wait for the learner: {learner}; samples that wait for workers: {waiting}{weights}"
 
 
 def _counted(statistics: Statistics, rules: RunRules, now: float) -> dict[str, Any]:

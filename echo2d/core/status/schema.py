@@ -442,6 +442,91 @@ class GatewayStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientModelStatus:
+    """A model of a client of the Tinker API."""
+
+    model: str = described("its id in the API")
+    rank: int | None = described("the rank of its adapter; null: it is not made yet")
+    steps: int = described("optimizer steps since the coordinator started")
+    trained_tokens: int = described("tokens of these steps")
+    train_s: float = described("seconds that the learner took for these steps")
+    running: str = described("the operation that the learner runs now; empty: none")
+    operations_waiting: int = described("operations that wait for the learner")
+    bytes_waiting: int = described("bytes of its operations that wait or run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatus:
+    """A session of a client of the Tinker API. It counts from when the coordinator started, if it is older."""
+
+    session: str = described("its id in the API")
+    caller: str = described("the name of its token")
+    age_s: float = described("seconds since it was opened, or since the coordinator started")
+    silent_s: float = described("seconds since the last call that keeps it")
+    models: tuple[ClientModelStatus, ...] = described("its models")
+    steps: int = described("optimizer steps of all its models")
+    trained_tokens: int = described("tokens of these steps")
+    train_s: float = described("seconds that the learner took for these steps")
+    sequences: int = described("sequences that workers have drawn for it")
+    sampled_tokens: int = described("tokens of these sequences")
+    operations_waiting: int = described("operations that wait for the learner")
+    bytes_waiting: int = described("bytes of its operations that wait or run")
+    samplers: int = described("its samplers")
+    drawn: int = described("samples that workers draw now")
+    samples_waiting: int = described("samples that wait for workers")
+    other_weights: int = described(
+        "of the samples that wait, those for other weights than the ones that are served"
+    )
+    unscored: int = described("samples whose prompts the learner must score first")
+    checkpoints: int = described("checkpoints of its models")
+    cost_usd: float | None = described(
+        "its share, by sampled tokens, of what the workers cost since the coordinator started, and the learner's time"
+        " for its steps; null: nothing has a price"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerStatus:
+    """A token of role tinker that has called since the coordinator started."""
+
+    caller: str = described("its name")
+    sessions: int = described("Its open sessions", "echo2d_tinker_sessions")
+    models: int = described("Its models, which end with their sessions", "echo2d_tinker_models")
+    checkpoints: int = described("its checkpoints")
+    steps: int = described("Its optimizer steps", "echo2d_tinker_steps", counter=True)
+    trained_tokens: int = described(
+        "Tokens of its optimizer steps", "echo2d_tinker_trained_tokens", counter=True
+    )
+    train_s: float = described(
+        "Time that the learner took for its steps", "echo2d_tinker_train_seconds", counter=True
+    )
+    sequences: int = described("sequences that workers have drawn for it")
+    sampled_tokens: int = described(
+        "Tokens that workers have drawn for it", "echo2d_tinker_sampled_tokens", counter=True
+    )
+    operations_waiting: int = described(
+        "Its operations that wait for the learner", "echo2d_tinker_operations_waiting"
+    )
+    samples_waiting: int = described(
+        "Its samples that wait for workers, or for the learner to score their prompts",
+        "echo2d_tinker_samples_waiting",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerStatus:
+    """The clients of the Tinker API."""
+
+    serves: str | None = described(
+        "whose weights workers serve: the path of a checkpoint, the id of a sampler, or the base model's name; null:"
+        " none yet"
+    )
+    serves_version: int | None = described("the version with these weights; null: none yet")
+    sessions: tuple[SessionStatus, ...] = described("the open sessions")
+    callers: tuple[CallerStatus, ...] = described("the callers", rows={"caller": "caller"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditStatus:
     """The audit."""
 
@@ -707,6 +792,9 @@ class Status:
     seed_uplink: float | None = described("measured bytes/s of the seed")
     seed_build: str | None = described("the build of the seed's program")
     gateway: GatewayStatus = described("calls of the OpenAI-compatible endpoint")
+    tinker: TinkerStatus | None = described(
+        "clients of the Tinker API; null: the run has tasks", default=None
+    )
     audit: AuditStatus | None = described("null: the audit is off")
     tasks: tuple[TaskStatus, ...] = described("the tasks", rows={"task": "name"})
     evaluations: tuple[EvaluationStatus, ...] = described("each [[eval]]", rows={"name": "name"})

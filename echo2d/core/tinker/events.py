@@ -219,6 +219,7 @@ class SampleEnded:
     future: FutureId
     result: Outcome
     again: bool = False
+    tokens: int = 0  # of all sequences
 
 
 TinkerEvent = ClientAsked | OperationAsked | OperationEnded | SampleEnded

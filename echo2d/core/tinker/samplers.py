@@ -12,7 +12,7 @@ Not here: who may use a sampler (`service`), workers (`core/work/calls`).
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -58,6 +58,19 @@ class AskedSample:
     retry_at: float = -math.inf
     # Whether its client needs it no longer.
     dropped: bool = False
+
+
+@dataclass(slots=True)
+class SampleQueue:
+    """What one session samples now: numbers of samplers and of samples."""
+
+    samplers: int = 0
+    drawn: int = 0
+    # They wait for workers; `other_weights` of them for other weights than those that are served.
+    waiting: int = 0
+    other_weights: int = 0
+    # Their prompts wait for the learner.
+    unscored: int = 0
 
 
 class Samplers:
@@ -129,6 +142,32 @@ class Samplers:
             for each in mine
         ]
         return sum(each.future not in self._drawn for each in mine), sum(sizes)
+
+    def queues(self) -> defaultdict[SessionName, SampleQueue]:
+        """What each session samples. The prompt that the learner scores now is not among them."""
+        found = defaultdict[SessionName, SampleQueue](SampleQueue)
+        for sampler in self._samplers.values():
+            found[sampler.session].samplers += 1
+        for each in self._drawn.values():
+            found[each.sampler.session].drawn += 1
+        for each in self._waiting.values():
+            found[each.sampler.session].waiting += 1
+        for each in self._others():
+            found[each.sampler.session].other_weights += 1
+        for each in self._unscored.values():
+            found[each.sampler.session].unscored += 1
+        return found
+
+    @property
+    def served(self) -> tuple[str, Version] | None:
+        """Whose weights the workers serve, or are about to, and as which version; None: it is not known."""
+        if self._served is None:
+            return None
+        folder, version = self._served
+        of = next((each for each in self._samplers.values() if each.folder == folder), None)
+        if of is None:
+            return "a sampler that has ended", version
+        return (of.path or (of.name if folder else of.base)), version
 
     def drawn(self, future: FutureId) -> AskedSample | None:
         """A sample that workers draw now; None: they do not draw this one."""

@@ -18,7 +18,7 @@ Not here: HTTP (`net/tinker`), what an operation computes (the learner).
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
@@ -28,6 +28,7 @@ from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import Digest, RequestId, Version
 from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.status.schema import CallerStatus, SessionStatus, TinkerStatus
 from echo2d.core.tinker.checkpoints import (
     SavedModels,
     checkpoint_json,
@@ -80,6 +81,7 @@ from echo2d.core.tinker.events import (
     TinkerEvent,
     TinkerRecord,
 )
+from echo2d.core.tinker.figures import Figures, Prices
 from echo2d.core.tinker.futures import Failed, FutureId, Futures, Outcome
 from echo2d.core.tinker.operations import (
     DROPPED,
@@ -166,7 +168,7 @@ class TinkerService:
         self, names: Iterable[str], versions: PublishedVersions, kept: KeptClients, *, now: float
     ) -> None:
         self._names, self._versions = frozenset(names), versions
-        self._samplers = Samplers()
+        self._samplers, self._figures = Samplers(), Figures()
         # The folder and version that the learner publishes now, and the last version that it was told to publish.
         self._publishing: tuple[str, Version] | None = None
         self._last_version = Version(0)
@@ -200,6 +202,7 @@ class TinkerService:
     def _recover(self, kept: KeptClients, now: float) -> None:
         for session in kept.sessions:
             self._callers.setdefault(session.caller, _Caller()).sessions[session.session] = now
+            self._figures.opened(session.session, now=now)
         owners = {each.session: each.caller for each in kept.sessions}
         for each in kept.samplers:
             self._samplers.open(_sampler(each), CALLER_SAMPLERS_MAX)
@@ -316,6 +319,7 @@ class TinkerService:
                         _refusal(request, 429, f"a token may have {CALLER_SESSIONS_MAX} sessions")
                     ]
                 own.sessions[session] = now
+                self._figures.opened(session, now=now)
                 opened = Persist(SessionOpened(session, caller))
                 told = {"type": "create_session", "session_id": session}
                 return [opened, Reply(request, 200, told)]
@@ -490,6 +494,7 @@ class TinkerService:
         if isinstance(result, bytes):
             # Two protobuf messages, one after the other, are one message with the fields of both.
             result += sample.scores or b""
+            self._figures.sampled(sample, event.tokens)
         return self._keep(sample.sampler.caller, event.future, result, now)
 
     def _stop_sample(self, caller: str, future: FutureId, why: str, now: float) -> list[Action]:
@@ -504,6 +509,7 @@ class TinkerService:
         if self._callers[caller].sessions.pop(session, None) is None:
             return []
         actions: list[Action] = [Persist(SessionOver(session))]
+        self._figures.session_ended(session)
         why = f"the session has ended: {why}"
         samples = self._samplers.end_session(session)
         scoring = self._scoring
@@ -820,7 +826,8 @@ class TinkerService:
             )
             self._untidy = self._checkpoints.save(saved) or self._untidy
             return {"type": said["type"], "path": saved.path}, [Persist(saved)]
-        return {"type": operation.kind, **found}, []
+        told = self._figures.stepped(model.caller, model.session, name, found)
+        return {"type": operation.kind, **told}, []
 
     def _finish(self, name: ModelId, result: Outcome, now: float) -> list[Action]:
         """The running operation of a model has ended."""
@@ -861,7 +868,47 @@ class TinkerService:
         """Of this caller's bodies that may have to be computed again."""
         return sum(each.replay.bytes for each in self._models.values() if each.caller == caller)
 
+    # --- status
+
+    def status(self, prices: Prices, *, now: float) -> TinkerStatus:
+        queues, models, saved = self._samplers.queues(), self._models, self._checkpoints
+        served, scoring = self._samplers.served, self._scoring
+        if scoring is not None and not scoring.dropped:
+            queues[scoring.sampler.session].unscored += 1
+        sessions, callers = list[SessionStatus](), list[CallerStatus]()
+        for name, caller in self._callers.items():
+            checkpoints = Counter(
+                each.model.model.partition(":")[0] for each in saved.of(name, None)
+            )
+            mine = [each for each in models.items() if each[1].caller == name]
+            own = [
+                self._figures.session(
+                    name,
+                    session,
+                    heard_at,
+                    [
+                        self._figures.model(model, each.made, each.operations)
+                        for model, each in mine
+                        if each.session == session
+                    ],
+                    queues[session],
+                    checkpoints[session],
+                    prices,
+                    now=now,
+                )
+                for session, heard_at in caller.sessions.items()
+            ]
+            sessions += own
+            callers.append(self._figures.caller(name, own, checkpoints.total()))
+        return TinkerStatus(
+            serves=None if served is None else served[0],
+            serves_version=None if served is None else served[1],
+            sessions=tuple(sessions),
+            callers=tuple(callers),
+        )
+
     def check(self) -> None:
+        self._figures.check()
         for model in self._models.values():
             model.operations.check()
             model.replay.check()

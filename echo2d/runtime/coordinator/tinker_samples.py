@@ -145,7 +145,8 @@ class SampleDrawer:
             for call in calls
             for each in call.result()
         ]
-        return SampleEnded(action.future, write_sample_result(found))
+        tokens = sum(len(each.tokens) for call in calls for each in call.result())
+        return SampleEnded(action.future, write_sample_result(found), tokens=tokens)
 
     async def _call(self, action: DrawSample, count: int, first: int) -> list[_Sequence]:
         """Draw `count` sequences; `first` were drawn by other calls."""

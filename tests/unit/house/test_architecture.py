@@ -191,7 +191,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "work/evaluation": {"rules", "protocol", "cluster", "work"},
     "work/calls": {"rules", "protocol", "cluster", "status", "work"},
     "broadcast": {"rules", "weights", "protocol", "topology", "cluster"},
-    "tinker": {"protocol", "cluster"},
+    "tinker": {"protocol", "cluster", "status"},
     "coordinator": {
         "tinker",
         "rules",

@@ -118,6 +118,7 @@ async def test_a_sequence_ends_at_the_token_that_completes_a_stop_text() -> None
     calls = Calls(answers)
     ended = await drawn(calls, order(2, stops=("x", "bc")))
     assert sequences(ended) == [([1, 2, 3], "stop"), ([4, 4], "length")]
+    assert ended.tokens == 5
     assert calls.stopped == [(0, 0)], "the worker need not go on"
 
 

@@ -40,6 +40,7 @@ from tests.support.coordinator_world import RULES, World, train
 from tests.support.paths import REPO
 from tests.support.polling import HANG_S
 from tests.support.status_page import PAGE, metrics_page, page
+from tests.support.tinker_clients import serving
 
 DOCUMENT = (REPO / "docs" / "reference" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
@@ -108,7 +109,14 @@ def trained() -> Status:
     tasks = tuple(replace(task, episodes=episodes) for task in status.tasks)
     workers = tuple(replace(each, tokens_per_s=30.0) for each in status.workers)
     learner = replace(status.learner, figures=StepFigures(entropy=1.5, loss=-0.25))
-    return replace(status, tasks=tasks, workers=workers, learner=learner, process=PROCESS)
+    return replace(
+        status,
+        tasks=tasks,
+        workers=workers,
+        learner=learner,
+        tinker=serving().clients(),
+        process=PROCESS,
+    )
 
 
 def coordinator(tmp_path: Path) -> CoordinatorMetrics:
@@ -208,6 +216,21 @@ def test_the_metrics_of_a_run_have_its_numbers(tmp_path: Path) -> None:
     assert seen["echo2d_broadcast_peers{state=verified}"] == 1
     assert seen["echo2d_task_parked_samples{task=}"] == 5
     assert seen["echo2d_task_tool_seconds{percentile=90,task=}"] == 4.0
+
+
+def test_clients_of_the_tinker_api_are_counted_by_caller(tmp_path: Path) -> None:
+    seen = values(coordinator(tmp_path).render(trained()))
+    found = {name: value for name, value in seen.items() if name.startswith("echo2d_tinker_")}
+    assert {name for name in found if name.endswith("{caller=bob}")} == {
+        name.replace("ann", "bob") for name in found if name.endswith("{caller=ann}")
+    }
+    assert len(found) == 16, "a sample for each caller, and none for a session"
+    for name, value in {
+        "sessions{caller=ann}": 1, "models{caller=ann}": 2, "steps_total{caller=ann}": 2,
+        "trained_tokens_total{caller=ann}": 200, "train_seconds_total{caller=ann}": 6.0,
+        "operations_waiting{caller=ann}": 1, "sampled_tokens_total{caller=bob}": 6, "samples_waiting{caller=bob}": 1,
+    }.items():  # fmt: skip
+        assert found[f"echo2d_tinker_{name}"] == value
 
 
 def test_an_unknown_value_has_no_sample(tmp_path: Path) -> None:
