@@ -102,13 +102,16 @@ def _silence_max_s(status: Status) -> float:
 
 
 def _learner_silent(status: Status) -> Alert:
-    learner, step = status.learner, status.committed_step
+    learner = status.learner
     of = "" if learner.steps is None else f" of {learner.steps}"
+    after, how = f", after step {status.committed_step}{of}", "--resume"
+    if status.tinker is not None:
+        after, how = "", "--serve"
     since = "" if learner.heard else ", since the coordinator started"
     return Alert(
         "learner_silent",
-        f"the learner is silent for {learner.silent_s:.0f} s{since}, after step {step}{of}: it has ended, "
-        "hangs, or cannot reach the coordinator; look at its log, and start it with --resume",
+        f"the learner is silent for {learner.silent_s:.0f} s{since}{after}: it has ended, "
+        f"hangs, or cannot reach the coordinator; look at its log, and start it with {how}",
     )
 
 

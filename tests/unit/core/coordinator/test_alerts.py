@@ -15,6 +15,7 @@ from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
 from echo2d.core.protocol.trajectory import StepFigures
 from echo2d.core.status.schema import SENTENCES_MAX, Alert, FaultStatus, VersionBytes
 from tests.support.coordinator_world import World, rules, train, version_digest
+from tests.support.tinker_clients import serving
 
 
 def running(world: World | None = None, names: str = "ab") -> World:
@@ -56,6 +57,17 @@ def test_an_empty_run_has_an_alert_for_each_missing_part() -> None:
         "no worker is here: nothing is generated",
     ]
     assert kinds(World()) == [("no_learner", ""), ("seed_away", ""), ("no_workers", "")]
+
+
+def test_the_learner_of_clients_has_no_step_to_resume() -> None:
+    world = serving()
+    status = world.state.status(now=world.now)
+    silent = replace(status, learner=replace(status.learner, heard=True, silent_s=500.0))
+    (sentence,) = [each.sentence for each in alerts(silent) if each.kind == "learner_silent"]
+    assert sentence == (
+        "the learner is silent for 500 s: it has ended, hangs, or cannot reach the coordinator; look at its log, and "
+        "start it with --serve"
+    )
 
 
 def test_the_alert_about_a_silent_worker_says_when_its_leases_are_reassigned() -> None:
