@@ -4,7 +4,7 @@ The module draws a `Status` (`core/status/schema.py`) and makes no request. Name
 machines are shown as text, never as markup.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from shutil import get_terminal_size
 from typing import Any
@@ -20,12 +20,15 @@ from echo2d.core.capacity.estimators import quantile
 from echo2d.core.status.json_form import read_own_status, read_status
 from echo2d.core.status.schema import (
     BroadcastStatus,
+    ClientModelStatus,
     EpisodesStatus,
     FaultStatus,
     OwnPeerStatus,
     ProgressStatus,
     RentingStatus,
+    SessionStatus,
     Status,
+    TinkerStatus,
     WorkerStatus,
 )
 from echo2d.errors import OperatorFault
@@ -92,17 +95,21 @@ def status_picture(
     the workers to show.
     """
     sentences, faults = status.attention, status.faults[-5:]
-    egress, room = [*_costs(status), *_egress(status)], None
+    egress, room, most = [*_costs(status), *_egress(status)], None, None
     if lines is not None:
         # A terminal shows up to 8 alerts; other output shows all of them.
         sentences = sentences[:8]
         # Besides workers, alerts and faults a picture has 22 lines. Four of them are room for a long bottleneck.
         others = 22 + len(egress) + len(sentences) + len(faults)
+        if status.tinker is not None:
+            most = max(4, (lines - others) // 2)
+            others += min(most, sum(1 for _ in _rows_of(status.tinker))) + 4
         # At least 4 workers are shown, however small the terminal is.
         room = max(4, lines - others)
     parts: list[RenderableType] = [
         _main_numbers(status, tokens_per_s, width),
         *_provision(status),
+        *_served(status),
         *_rented(status),
         *egress,
         *_reward_and_staleness(status),
@@ -110,6 +117,7 @@ def status_picture(
         *_auditing(status),
         *_evaluating(status),
         *_playing(status),
+        *_clients(status, most, width),
         Text(),
         workers_table(status, rows=room, width=width, only=only),
     ]
@@ -142,9 +150,29 @@ def _title(status: Status) -> Text:
 def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
     """The main numbers of a run, as rows of label and value."""
     grid = Table.grid(expand=True, padding=(0, 1))
+    tiles = (
+        _training_tiles(status, tokens_per_s)
+        if status.tinker is None
+        else _client_tiles(status, status.tinker)
+    )
+    cells = [cell for tile in tiles.items() for cell in tile]
+    for count in range(4, 0, -1):
+        rows = [cells[at : at + 2 * count] for at in range(0, len(cells), 2 * count)]
+        # Each cell has a space on both sides, and the frame takes four.
+        widest = [max(map(cell_len, column)) + 2 for column in zip_longest(*rows, fillvalue="")]
+        if sum(widest) + 4 <= width:
+            break
+    for place in range(2 * count):
+        grid.add_column(justify="left" if place % 2 else "right", style="" if place % 2 else "dim")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _training_tiles(status: Status, tokens_per_s: float | None) -> dict[str, str]:
     newest, groups, totals = status.newest_version, status.groups, status.totals
     bubble, t_bcast_s = status.bubble_ratio, status.t_bcast_s
-    tiles = {
+    return {
         "step": _step(status),
         "version": "-" if newest is None else str(newest.version),
         "S, kappa": f"{status.staleness_max}, {status.publish_every}",
@@ -162,18 +190,21 @@ def _tiles(status: Status, tokens_per_s: float | None, width: int) -> Table:
         "refused": f"{sum(status.results_refused.values()):,}",
         "published": f"{totals.published:,}",
     }
-    cells = [cell for tile in tiles.items() for cell in tile]
-    for count in range(4, 0, -1):
-        rows = [cells[at : at + 2 * count] for at in range(0, len(cells), 2 * count)]
-        # Each cell has a space on both sides, and the frame takes four.
-        widest = [max(map(cell_len, column)) + 2 for column in zip_longest(*rows, fillvalue="")]
-        if sum(widest) + 4 <= width:
-            break
-    for place in range(2 * count):
-        grid.add_column(justify="left" if place % 2 else "right", style="" if place % 2 else "dim")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+
+
+def _client_tiles(status: Status, tinker: TinkerStatus) -> dict[str, str]:
+    """The numbers of all clients of the Tinker API together, since the coordinator started."""
+    newest, callers, t_bcast_s = status.newest_version, tinker.callers, status.t_bcast_s
+    return {
+        "sessions": str(len(tinker.sessions)),
+        "models": str(sum(each.models for each in callers)),
+        "steps": f"{sum(each.steps for each in callers):,}",
+        "tokens trained": f"{sum(each.trained_tokens for each in callers):,}",
+        "version": "-" if newest is None else str(newest.version),
+        "T_bcast": seconds(quantile(t_bcast_s, 0.5)),
+        "refit": _refit(quantile(status.refit_pause_s, 0.5), quantile(status.recompute_s, 0.5)),
+        "tokens sampled": f"{sum(each.sampled_tokens for each in callers):,}",
+    }
 
 
 def _step(status: Status) -> str:
@@ -188,7 +219,8 @@ def _step(status: Status) -> str:
 def _provision(status: Status) -> Iterable[RenderableType]:
     """The bottleneck, and which workers are active."""
     provision = status.provision
-    yield _labelled("bottleneck", provision.bottleneck.text)
+    label = "bottleneck" if status.tinker is None else "queue"
+    yield _labelled(label, provision.bottleneck.text)
     if provision.activation == "auto":
         here = [worker for worker in status.workers if worker.state == "joined"]
         working = sum(worker.active for worker in here)
@@ -207,9 +239,10 @@ def _costs(status: Status) -> Iterable[Text]:
     if not costs.workers_usd:
         return
     step = "" if costs.usd_per_step is None else f", {costs.usd_per_step:.2g} a step"
+    steps = f" for {costs.steps} steps" if status.tinker is None else ""
     yield Text.assemble(
         _label("workers"),
-        f"{costs.workers_usd_per_h:.2f} usd/h; {costs.workers_usd:.2f} usd for {costs.steps} steps "
+        f"{costs.workers_usd_per_h:.2f} usd/h; {costs.workers_usd:.2f} usd{steps} "
         f"since the coordinator started{step}",
     )
 
@@ -223,6 +256,104 @@ def _egress(status: Status) -> Iterable[Text]:
         version, usd = max(status.seed_usd.items())
         words += f"; version {version} {status.seed_copies[version]:.1f} times, {usd:.3f} usd"
     yield Text.assemble(_label("seed sent"), words)
+
+
+def _served(status: Status) -> Iterable[RenderableType]:
+    """Whose weights workers serve for clients of the Tinker API."""
+    tinker = status.tinker
+    if tinker is None or tinker.serves is None:
+        return
+    name = tinker.serves
+    for each in tinker.sessions:
+        name = name.replace(each.session, _short(each.session))
+    yield _labelled("served", f"{name}, as version {tinker.serves_version}")
+
+
+def _clients(status: Status, rows: int | None, width: int) -> Iterable[RenderableType]:
+    """The sessions of the Tinker API."""
+    if status.tinker is not None and status.tinker.sessions:
+        yield Text()
+        yield sessions_table(status.tinker, rows=rows, width=width)
+
+
+def sessions_table(
+    tinker: TinkerStatus, *, rows: int | None = None, width: int = PLAIN_COLUMNS
+) -> Table:
+    """The open sessions; one with several models also has a row for each of them. Columns that do not fit are left out.
+
+    rows: show at most this many, those that were heard last.
+    """
+    every = list(_rows_of(tinker))
+    priced = any(each.cost_usd is not None for each in tinker.sessions)
+    columns = [name for name in every[0] if priced or name != "usd"]
+    spared = (
+        "age", "saved", "to score", "train time", "drawing", "session", "heard", "wait", "queued", "trained", "sampled",
+        "steps",
+    )  # fmt: skip
+    more = Text("" if rows is None else f"  and {len(every)} more", style="dim")
+    table = _table(
+        _fitting(columns, every, [more], width, spared),
+        every[:rows],
+        {"client", "session", "model"},
+    )
+    if rows is not None and len(every) > rows:
+        table.add_row(Text(f"  and {len(every) - rows} more", style="dim"))
+    return table
+
+
+def _rows_of(tinker: TinkerStatus) -> Iterable[dict[str, Text]]:
+    for session in sorted(tinker.sessions, key=lambda each: each.silent_s):
+        yield from _session_rows(session)
+
+
+def _session_rows(session: SessionStatus) -> Iterable[dict[str, Text]]:
+    models, usd = session.models, session.cost_usd
+    other = f" ({session.other_weights} other)" if session.other_weights else ""
+    row = {
+        "client": session.caller,
+        "session": _short(session.session),
+        "age": age(session.age_s),
+        "heard": age(session.silent_s),
+        "model": _models_words(models),
+        **_trained_cells(session),
+        "sampled": f"{session.sampled_tokens:,}",
+        "drawing": f"{session.drawn:,}",
+        "wait": f"{session.samples_waiting:,}{other}",
+        "to score": f"{session.unscored:,}",
+        "saved": f"{session.checkpoints:,}",
+        "usd": "-" if usd is None else f"{usd:.2f}",
+    }
+    yield {name: Text(words) for name, words in row.items()}
+    for model in models if len(models) > 1 else ():
+        cells = {"model": _model_words(model), **_trained_cells(model)}
+        yield {name: Text(cells.get(name, ""), style="dim") for name in row}
+
+
+def _trained_cells(of: SessionStatus | ClientModelStatus) -> dict[str, str]:
+    waits = f"{of.operations_waiting:,}"
+    if of.bytes_waiting:
+        waits += f", {size(of.bytes_waiting)}"
+    return {
+        "steps": f"{of.steps:,}",
+        "trained": f"{of.trained_tokens:,}",
+        "train time": seconds(of.train_s),
+        "queued": waits,
+    }
+
+
+def _short(session: str) -> str:
+    return session[:8]
+
+
+def _models_words(models: Sequence[ClientModelStatus]) -> str:
+    if len(models) == 1:
+        return _model_words(models[0])
+    return f"{len(models)} models" if models else "-"
+
+
+def _model_words(model: ClientModelStatus) -> str:
+    rank = "not made yet" if model.rank is None else f"rank {model.rank}"
+    return f"{model.model.partition(':')[2]}, {rank}"
 
 
 def _labelled(label: str, words: str) -> Table:
@@ -373,13 +504,8 @@ def workers_table(
         for each in workers[:rows]
     ]
     more = [Text(f"  and {len(each)} more") for each in (workers, wanted)]
-    columns = _fitting([*columns_of(status), arrival], shown, more, width)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    for name in columns:
-        left = name in _WORDS or name == arrival
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for cells in shown:
-        table.add_row(*(cells[name] for name in columns))
+    columns = _fitting([*columns_of(status), arrival], shown, more, width, (*_SPARED, arrival))
+    table = _table(columns, shown, {*_WORDS, arrival})
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker.state == "joined" for worker in rest)
@@ -418,18 +544,34 @@ _SPARED = (
 )  # fmt: skip
 
 
+def _table(
+    columns: Sequence[str], rows: Iterable[Mapping[str, Text]], left: Container[str]
+) -> Table:
+    """left: the columns of words; those of numbers are aligned right."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(cells[name] for name in columns))
+    return table
+
+
 def _fitting(
-    columns: list[str], rows: Sequence[Mapping[str, Text]], more: Iterable[Text], width: int
+    columns: list[str],
+    rows: Sequence[Mapping[str, Text]],
+    more: Iterable[Text],
+    width: int,
+    spared: Sequence[str],
 ) -> list[str]:
     """As many of these columns as fit, each as wide as its widest cell plus two spaces.
 
-    more: further cells of the first column, below the rows.
+    more: further cells of the first column, below the rows. spared: the order in which columns are left out.
     """
     widths = {
         name: 2 + max([cell_len(name), *(row[name].cell_len for row in rows)]) for name in columns
     }
     widths[columns[0]] = max(widths[columns[0]], *(2 + each.cell_len for each in more))
-    for name in (*_SPARED, columns[-1]):
+    for name in spared:
         if sum(widths.values()) <= width:
             break
         widths.pop(name, None)
@@ -441,6 +583,9 @@ def columns_of(status: Status) -> list[str]:
     priced = any(worker.usd_per_h for worker in status.workers)
     hidden = set[str]() if priced else {"usd/h", "usd"}
     hidden |= {"audit"} if status.audit is None else set()
+    if status.tinker is not None:
+        # There are no groups, so there are no rewards and no trajectories.
+        hidden |= {"accepted", "per h", "used", "reward", "tokens"}
     builds = {worker.build for worker in status.workers if worker.state != "gone"}
     builds |= set() if status.process is None else {status.process.build}
     hidden |= {"build"} if len(builds) == 1 else set()

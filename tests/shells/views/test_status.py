@@ -31,6 +31,7 @@ from echo2d.views.watch import Screen
 from echo2d_lab.research.status_picture import svg
 from tests.support.coordinator_world import World, train
 from tests.support.status import pinned_keys
+from tests.support.tinker_clients import serving
 
 
 def seen(facts: dict[str, Any], *, width: int = 110, **options: Any) -> str:
@@ -161,6 +162,39 @@ def test_the_picture_of_the_status_is_the_same_every_time() -> None:
     facts = facts_of(trained())
     assert svg(facts) == svg(facts)
     assert "bottleneck" in svg(facts)
+
+
+def test_a_run_with_clients_shows_their_sessions_and_nothing_of_train_steps() -> None:
+    text = seen(facts_of(serving()), width=PLAIN_COLUMNS)
+    for word in ("bottleneck", "committed", "kappa", "buffered", "accepted", "reward"):
+        assert word not in text
+    assert "sessions 2" in " ".join(text.split())
+    assert "calls that wait for the learner: 2; samples that wait for workers: 0" in text
+    assert "org/base, as version 1" in text
+    ann, first, second, bob = (row_of(text, name) for name in ("ann", "train:0", "train:1", "bob"))
+    assert ann[:9] == ["ann", "s1", "60", "s", "60", "s", "2", "models", "2"]
+    assert first[:5] == ["train:0,", "rank", "8", "1", "100"]
+    assert second[-3:] == ["1,", "0", "kB"]
+    assert bob[-6:] == ["6", "2", "0", "1", "0", "0.03"]
+
+
+def row_of(text: str, start: str) -> list[str]:
+    (row,) = [line.split() for line in text.splitlines() if line.strip().startswith(start)]
+    return row
+
+
+def test_sessions_that_do_not_fit_on_the_terminal_are_counted() -> None:
+    world = serving()
+    for number in range(30):
+        world.client("cat", f"c{number}")
+    text = seen(facts_of(world), lines=40, width=PLAIN_COLUMNS)
+    assert "● gpu-1" in text
+    assert 4 <= text.count("\ncat ") < 30
+    assert re.search(r"^  and \d+ more", text, re.MULTILINE)
+    assert len(text.splitlines()) <= 40
+    narrow = seen(facts_of(world), width=60)
+    assert "train:1, rank 8" in narrow
+    assert max(map(len, narrow.splitlines())) <= 60
 
 
 def test_the_page_shows_what_the_terminal_shows() -> None:
