@@ -3,6 +3,7 @@
 import {$} from "./dom.js";
 import {ask, forget, Refusal, remember, secret} from "./connection.js";
 import {long} from "./format.js";
+import {drawClients} from "./clients.js";
 import {drawAlerts, drawCurves, drawEvaluations, drawMoney, drawRest, drawTop, History, showCharts} from "./run.js";
 import {Samples} from "./samples.js";
 import {Tree} from "./tree.js";
@@ -68,6 +69,7 @@ function draw() {
   $("login").hidden = true;
   drawTop(page);
   drawAlerts(page.status);
+  drawClients(page);
   drawMoney(page);
   drawRest(page);
   table.draw();

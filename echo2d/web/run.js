@@ -2,6 +2,7 @@
 
 import {bar, facts, fill, made, table, $} from "./dom.js";
 import {Chart, KINDS, smoothed} from "./chart.js";
+import {clientTiles} from "./clients.js";
 import {bytes, count, long, NONE, number, percent, perHour, seconds, usd} from "./format.js";
 import {refit} from "./workers.js";
 
@@ -129,26 +130,27 @@ const tile = (name, value, unit = "", more = "") => made("div", {}, more ? made(
 export function drawTop(page) {
   const {now, status, history, workers} = page, last = history.steps.at(-1);
   const name = status.run.name || status.run_id, base = status.run.model.split("/").filter(Boolean).at(-1);
-  document.title = `${now.committed_step} ${name} \u2013 echo2d`;
+  document.title = `${status.tinker ? "" : `${now.committed_step} `}${name} \u2013 echo2d`;
   $("run-name").textContent = name;
   const tasks = status.run.tasks.map(task => task.name || task.kind).join(", ");
-  $("run-about").textContent = [status.run.name ? status.run_id : null, tasks, base, `S = ${status.staleness_max}, kappa = ${status.publish_every}, R = ${status.trajectories_per_step}`].filter(Boolean).join(" \u00b7 ");
+  $("run-about").textContent = [status.run.name ? status.run_id : null, tasks, base, status.tinker ? null : `S = ${status.staleness_max}, kappa = ${status.publish_every}, R = ${status.trajectories_per_step}`].filter(Boolean).join(" \u00b7 ");
   $("run-about").title = `run ${status.run_id}, epoch ${status.epoch}, model ${status.run.model || "not named"}, coordinator echo2d ${status.run.software}`;
   drawProgress(page);
 
   const period = history.period, cost = costs(page), joined = workers.filter(worker => worker.state === "joined");
   const working = joined.filter(worker => worker.active).length;
   const spread = last && last.staleness !== null ? number(last.staleness, 2) : NONE;
-  fill("tiles",
+  const clients = clientTiles(status);
+  fill("tiles", ...(clients ? clients.map(([name, value, more]) => tile(name, value, "", more)) : [
     tile("train steps", count(now.committed_step), "", period ? `one in ${seconds(period)}` : ""),
     tile("reward", last?.reward !== undefined ? number(last.reward) : NONE, "", history.steps.length > 2 * SMOOTH ? `${change(history)} in ${SMOOTH} steps` : ""),
     tile("bubble", now.bubble_ratio === null ? NONE : number(100 * now.bubble_ratio, 1), now.bubble_ratio === null ? "" : "%", "of the learner's time"),
     tile("written", page.tokens_per_s === null ? NONE : count(page.tokens_per_s), page.tokens_per_s === null ? "" : "tokens/s", `${count(now.tokens_under_way)} tokens under way`),
-    tile("staleness, mean", spread, spread === NONE ? "" : "steps", `at most S = ${status.staleness_max}`),
+    tile("staleness, mean", spread, spread === NONE ? "" : "steps", `at most S = ${status.staleness_max}`)]),
     tile("T_bcast, median", seconds(status.t_bcast_s.median), "", `p95 ${seconds(status.t_bcast_s.p95)}`),
     tile("newest version", now.newest_version === null ? NONE : `v${now.newest_version}`, "", status.seed_alive ? "\u25CF seed is here" : "\u25B2 seed is away"),
     tile("workers", `${working} / ${joined.length}`, "", "work / are here"),
-    tile("leases", count(now.leases), "", `${now.groups_in_flight} groups open`),
+    clients ? null : tile("leases", count(now.leases), "", `${now.groups_in_flight} groups open`),
     cost.per_hour ? tile("cost", usd(cost.per_hour), "usd/h", period ? `${usd(cost.per_hour * period / 3600)} a step` : "") : null,
   );
   balance("tiles", TILE);
@@ -211,8 +213,8 @@ export function drawMoney(page) {
   const trained = page.workers.filter(worker => worker.rho !== null).map(worker => worker.rho);
   fill("money", priced ? facts([
     ["workers here, per hour", `${usd(cost.boxes)} usd`], ["learner, per hour", `${usd(cost.learner)} usd`], ["together", `${usd(cost.per_hour)} usd/h`],
-    ["a step, at this rate", period ? `${usd(cost.per_hour * period / 3600)} usd` : NONE],
-    ["workers, since the coordinator started", `${usd(status.costs.workers_usd)} usd`], ["of it, a step", status.costs.usd_per_step === null ? NONE : `${usd(status.costs.usd_per_step)} usd`],
+    ["a step, at this rate", status.tinker ? null : period ? `${usd(cost.per_hour * period / 3600)} usd` : NONE],
+    ["workers, since the coordinator started", `${usd(status.costs.workers_usd)} usd`], ["of it, a step", status.tinker ? null : status.costs.usd_per_step === null ? NONE : `${usd(status.costs.usd_per_step)} usd`],
     ["a trajectory, median worker", trained.length ? `${usd(median(trained))} usd` : null],
     ["seed sent", `${bytes(status.seed_sent_bytes)}, ${usd(status.seed_usd_total)} usd`], ["of it, newest version", Object.keys(status.seed_usd).length ? `${usd(Object.values(status.seed_usd).at(-1))} usd` : null],
     ...(renting ? [["rented now", `${usd(renting.usd_per_h)} of at most ${usd(renting.usd_per_h_max)} usd/h`], ["spent on boxes", `${usd(renting.spent_usd)} of ${usd(renting.usd_total_max)} usd`], ["set aside, left", `${usd(renting.set_aside_usd)}, ${usd(renting.left_usd)} usd`]] : []),
@@ -229,15 +231,15 @@ export function drawRest(page) {
   fill("staleness", total ? table([["age"], [""], ["share", true]], Object.entries(status.staleness).map(([age, n]) => [age, bar(n / total, `${percent(n / total, 1)} of staleness ${age}`), percent(n / total, 1)])) : made("p", {class: "dim"}, "no step yet"));
   const lengths = status.answer_tokens, reasons = pairs => entries(pairs).map(([name, value]) => `${name} ${count(value)}`).join(", ");
   fill("groups", facts([
-    ["groups in flight", count(now.groups_in_flight)], ["groups ready for a batch", count(now.groups_buffered)], ["groups queued, in all", count(groups.queued)],
+    ...(status.tinker ? [] : [["groups in flight", count(now.groups_in_flight)], ["groups ready for a batch", count(now.groups_buffered)], ["groups queued, in all", count(groups.queued)],
     ["trajectories trained, dropped, in all", `${count(status.totals.trained)}, ${count(status.totals.dropped)}`], ["since the coordinator started", `${count(now.trajectories_trained)}, ${count(now.trajectories_dropped)}`], ["groups without variance", status.flat_groups.length ? percent(status.flat_groups.at(-1)) : null], ["groups dropped", reasons(status.groups_dropped) || null],
     ["results refused", reasons(status.results_refused) || "none"], ["tokens accepted", count(now.tokens_accepted)], ["tokens wasted", reasons(status.wasted_tokens) || null],
     ["tokens of an answer", entries(lengths).map(([name, value]) => `${name} ${count(value)}`).join(", ") || null],
     ["handed over", `${count(status.handed_over.partials)} samples, ${count(status.handed_over.tokens)} tokens`],
-    ["open step, checkpoint", `${status.open_step}, ${status.checkpoint_step}`],
+    ["open step, checkpoint", `${status.open_step}, ${status.checkpoint_step}`]]),
     ["learner", !status.learner.heard ? "not heard yet" : status.learner.silent_s < LEARNER_HERE_S ? "is here" : `silent for ${long(status.learner.silent_s)}`],
     ["its name, its echo2d", [status.learner.name, status.learner.software].filter(Boolean).join(", ") || null],
-    ["learner: training, waiting", `${long(status.learner_train_s)}, ${long(status.learner_wait_s)}`],
+    ["learner: training, waiting", status.tinker ? null : `${long(status.learner_train_s)}, ${long(status.learner_wait_s)}`],
   ]));
   const versions = Object.keys(status.version_bytes).map(Number), newest = Math.max(...versions), sizes = status.version_bytes[newest];
   fill("bytes", facts([

@@ -33,6 +33,9 @@ const slotsOf = worker => worker.usable < worker.slots ? `${worker.usable} of ${
 
 const makes = worker => worker.mu === null || worker.state === "gone" ? NONE : `${worker.mu_sd === null ? "~" : ""}${perHour(worker.mu)}`;
 
+// Clients of the Tinker API train no groups, so workers have no rewards and no trajectories then.
+const trains = page => !page.status.tinker;
+
 // Each column: title, text of a cell, key for sorting, whether it is a number, whether it is shown.
 const COLUMNS = [
   ["worker", null, worker => byName(worker), false],
@@ -41,11 +44,11 @@ const COLUMNS = [
   ["lag", worker => String(worker.lag ?? NONE), worker => worker.lag ?? Infinity, true],
   ["running", worker => `${worker.running} / ${slotsOf(worker)}`, worker => worker.running, true],
   ["leases", worker => String(worker.leases), worker => worker.leases, true],
-  ["accepted", worker => count(worker.accepted), worker => worker.accepted, true],
-  ["trajectories/h", makes, worker => worker.mu ?? -1, true],
-  ["used", worker => percent(worker.used), worker => worker.used, true],
-  ["reward", reward, worker => worker.reward ?? -Infinity, true],
-  ["tokens/answer", worker => worker.answer_tokens === null ? NONE : count(worker.answer_tokens), worker => worker.answer_tokens ?? -1, true],
+  ["accepted", worker => count(worker.accepted), worker => worker.accepted, true, trains],
+  ["trajectories/h", makes, worker => worker.mu ?? -1, true, trains],
+  ["used", worker => percent(worker.used), worker => worker.used, true, trains],
+  ["reward", reward, worker => worker.reward ?? -Infinity, true, trains],
+  ["tokens/answer", worker => worker.answer_tokens === null ? NONE : count(worker.answer_tokens), worker => worker.answer_tokens ?? -1, true, trains],
   ["audit", worker => `${worker.standing || NONE} ${worker.flagged} / ${worker.audited}`, worker => -worker.flagged, false, page => page.status.audit !== null],
   ["usd / h", worker => usd(worker.usd_per_h), worker => worker.usd_per_h, true, page => page.workers.some(worker => worker.usd_per_h)],
   ["build", worker => worker.build || NONE, worker => worker.build, false, page => page.workers.some(worker => worker.state !== "gone" && worker.build && worker.build !== page.status.build)],

@@ -19,6 +19,7 @@ from tests.support.coordinator_world import World, train
 from tests.support.page_site import PageSite, site
 from tests.support.polling import poll
 from tests.support.status import trained
+from tests.support.tinker_clients import serving
 
 NAME = "<img src=x onerror=\"document.title='bad'\">"
 HOSTILE = f"{NAME}<script>document.title='bad'</script>"
@@ -125,6 +126,30 @@ def test_the_page_shows_the_figures_of_the_status(browser: Any, tmp_path: Path) 
         assert made.opened.run.run_id in page.inner_text("header")
         assert names_in_table(page) == ["gpu-1", "gpu-2"]
         assert re.search(r"version \d+: 2 of 2 verified", page.inner_text("#tree-about"))
+
+
+def test_a_run_with_clients_shows_their_sessions_and_nothing_of_train_steps(
+    browser: Any, tmp_path: Path
+) -> None:
+    with site(tmp_path, serving()) as made, opened(browser, made) as page:
+        rows = [line.split("\t") for line in page.inner_text("#clients tbody").splitlines()]
+        assert [(row[0], row[4], row[6]) for row in rows if len(row) > 4] == [
+            ("ann", "2 models", "200"),
+            ("", "train:0, rank 8", "100"),
+            ("", "train:1, rank 8", "100"),
+            ("bob", "-", "0"),
+        ]
+        assert page.inner_text("#clients-about") == "workers serve org/base as v1"
+        tiles = page.inner_text("#tiles").lower()
+        assert "sessions" in tiles
+        assert "optimizer steps" in tiles
+        for words in ("train steps", "reward", "staleness", "bubble"):
+            assert words not in tiles
+        for part in ("#curves-section", "#staleness-section", "#capacity-section"):
+            assert not page.is_visible(part)
+        assert "reward" not in page.inner_text("#workers").lower()
+        assert "calls that wait for the learner: 2" in page.inner_text("#bottleneck")
+        assert no_hole(page, "tiles")
 
 
 def test_the_page_updates_by_itself(browser: Any, tmp_path: Path) -> None:
