@@ -10,6 +10,7 @@ from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
 from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker.events import (
     AwaitResult,
     CheckpointSaved,
@@ -23,6 +24,9 @@ from echo2d.core.tinker.events import (
     OperationAsked,
     OperationEnded,
     OperationTaken,
+    SampleAsked,
+    SampleOrder,
+    SamplerName,
     SessionName,
     StepSaved,
     StopSample,
@@ -208,3 +212,39 @@ def result_of(order: dict[str, Any]) -> Outcome:
         case "score":
             return b"scores"
     return {}
+
+
+ORDER = SampleOrder(b"\x01\0\0\0", 2, 8, WHOLE, (), (), None)
+
+
+def sampler_of(
+    world: TinkerWorld, model: ModelId, number: int, name: str = "s1:sample:0"
+) -> SamplerName:
+    """A sampler of the model's present weights."""
+    path = f"tinker://{model}/sampler_weights/{number}"
+    said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
+    future = world.submit("ann", model, number, "save", {**said, "metadata": "{}", "sampler": name})
+    world.learn()
+    told = world.result("ann", future)
+    assert told == {"type": "save_weights_for_sampler", "sampling_session_id": name}
+    return SamplerName(name)
+
+
+def sampled(
+    world: TinkerWorld,
+    sampler: SamplerName,
+    number: int,
+    order: SampleOrder = ORDER,
+    said: bytes = b"",
+) -> FutureId:
+    call = SampleAsked(sampler, number, digest_of(said), order.count, order)
+    body = world.body("ann", call)
+    assert len(body["sample_sequence_ids"]) == order.count
+    return FutureId(body["request_id"])
+
+
+def drawn(world: TinkerWorld) -> list[tuple[str, int]]:
+    """What workers were asked to draw since the last look: the futures, and the versions."""
+    found = [(each.future, each.version) for each in world.draws if isinstance(each, DrawSample)]
+    world.draws.clear()
+    return [(str(future), int(version)) for future, version in found]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from echo2d.core.tinker.operations import Operation
 
 
-class Replay:
+class ModelReplay:
     """See the module docstring."""
 
     def __init__(self, saved: int | None = None) -> None:

@@ -17,10 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import Digest, Version
-from echo2d.core.tinker.events import DrawSample, SampleOrder, SamplerName, SessionName
+from echo2d.core.tinker.events import (
+    DrawSample,
+    SampleOrder,
+    SamplerName,
+    SamplerOpened,
+    SamplerOver,
+    SessionName,
+)
 from echo2d.core.tinker.futures import FutureId
 
 SNAPSHOT_SWITCH_S = 20.0
+# Beyond this many samplers of one caller the oldest one ends.
+CALLER_SAMPLERS_MAX = 256
 # Sequences that workers draw at the same time, of one caller and of all: half of what the gateway's calls may have, so
 # that they are never refused.
 CALLER_DRAWN_MAX, DRAWN_MAX = 192, 384
@@ -90,14 +99,16 @@ class Samplers:
 
     # --- samplers
 
-    def open(self, sampler: WeightsSampler, most: int) -> list[SamplerName]:
-        """most: of its caller; beyond it the oldest one ends. Returns those that have."""
-        mine = [each for each in self._samplers.values() if each.caller == sampler.caller]
-        over = [each.name for each in mine[: max(0, len(mine) + 1 - most)]]
+    def open(self, opened: SamplerOpened) -> list[SamplerOver]:
+        """Beyond CALLER_SAMPLERS_MAX the caller's oldest one ends. Returns those that have."""
+        mine = [each.name for each in self._samplers.values() if each.caller == opened.caller]
+        over = mine[: max(0, len(mine) + 1 - CALLER_SAMPLERS_MAX)]
         for oldest in over:
             del self._samplers[oldest]
-        self._samplers[sampler.name] = sampler
-        return over
+        self._samplers[opened.sampler] = WeightsSampler(
+            opened.sampler, opened.caller, opened.session, opened.folder, opened.base, opened.path
+        )
+        return [*map(SamplerOver, over)]
 
     def get(self, caller: str, name: SamplerName) -> WeightsSampler | None:
         found = self._samplers.get(name)

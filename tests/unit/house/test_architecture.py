@@ -189,7 +189,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "work": {"rules", "protocol", "cluster"},
     "work/training": {"rules", "protocol", "cluster", "audit", "work"},
     "work/evaluation": {"rules", "protocol", "cluster", "work"},
-    "work/calls": {"rules", "protocol", "cluster", "status", "work"},
+    "work/calls": {"rules", "protocol", "cluster", "status", "audit", "work"},
     "broadcast": {"rules", "weights", "protocol", "topology", "cluster"},
     "tinker": {"protocol", "cluster", "status"},
     "coordinator": {

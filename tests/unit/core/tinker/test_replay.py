@@ -2,7 +2,7 @@
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
-from echo2d.core.tinker.replay import Replay
+from echo2d.core.tinker.replay import ModelReplay
 
 
 def call(number: int, kind: OperationKind = "forward_backward", *, adds: bool = True) -> Operation:
@@ -11,7 +11,7 @@ def call(number: int, kind: OperationKind = "forward_backward", *, adds: bool = 
     return Operation(ModelId("s:train:1"), number, kind, digest, body_bytes=100, adds=adds)
 
 
-def ended(replay: Replay, *operations: Operation, failed: bool = False) -> range:
+def ended(replay: ModelReplay, *operations: Operation, failed: bool = False) -> range:
     dropped = range(0)
     for each in operations:
         dropped = replay.ended(each, failed=failed)
@@ -19,12 +19,12 @@ def ended(replay: Replay, *operations: Operation, failed: bool = False) -> range
     return dropped
 
 
-def numbers(replay: Replay) -> list[int]:
+def numbers(replay: ModelReplay) -> list[int]:
     return [each.number for each in replay.again()]
 
 
 def test_gradients_and_the_steps_that_applied_them_are_computed_again() -> None:
-    replay = Replay()
+    replay = ModelReplay()
     ended(replay, call(0, "create"), call(1), call(2, "optim_step"), call(3, "save"))
     ended(replay, call(4), call(5, adds=False))
     assert numbers(replay) == [1, 2, 4]
@@ -33,7 +33,7 @@ def test_gradients_and_the_steps_that_applied_them_are_computed_again() -> None:
 
 
 def test_a_gradient_that_failed_spoils_the_next_step_and_no_later_one() -> None:
-    replay = Replay()
+    replay = ModelReplay()
     ended(replay, call(1), call(2, "optim_step"), call(3))
     assert not replay.spoiled
     ended(replay, call(4), failed=True)
@@ -45,13 +45,13 @@ def test_a_gradient_that_failed_spoils_the_next_step_and_no_later_one() -> None:
 
 
 def test_a_failed_forward_pass_spoils_nothing() -> None:
-    replay = Replay()
+    replay = ModelReplay()
     ended(replay, call(1, adds=False), failed=True)
     assert not replay.spoiled
 
 
 def test_nothing_before_a_saved_step_is_needed() -> None:
-    replay = Replay()
+    replay = ModelReplay()
     for number in (1, 3, 5):
         ended(replay, call(number), call(number + 1, "optim_step"))
     assert not replay.step_saved(3), "it is no step"

@@ -1,8 +1,11 @@
 """Which samples workers draw, and which weights they serve."""
 
+import pytest
+
 from echo2d.core.base.ids import Version
 from echo2d.core.protocol.sampling import WHOLE
-from echo2d.core.tinker.events import SampleOrder, SamplerName, SessionName
+from echo2d.core.tinker import samplers as module
+from echo2d.core.tinker.events import SampleOrder, SamplerName, SamplerOpened, SessionName
 from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.samplers import (
     BASE,
@@ -15,6 +18,10 @@ from echo2d.core.tinker.samplers import (
     Samplers,
     WeightsSampler,
 )
+
+
+def opened(of: WeightsSampler) -> SamplerOpened:
+    return SamplerOpened(of.name, of.caller, of.session, of.folder, of.base, of.path)
 
 
 def sampler(folder: str, caller: str = "ann", session: str = "s1") -> WeightsSampler:
@@ -122,7 +129,7 @@ def test_the_folders_of_samplers_and_of_what_is_drawn_are_kept() -> None:
     samplers = served()
     one, two = sampler("f1"), sampler("f2", session="s2")
     for each in (one, two, sampler(BASE)):
-        samplers.open(each, 9)
+        samplers.open(opened(each))
     asked(samplers, two, "b")
     assert samplers.folders() == {"f1", "f2"}
     (left,) = samplers.end_session(SessionName("s2"))
@@ -132,10 +139,13 @@ def test_the_folders_of_samplers_and_of_what_is_drawn_are_kept() -> None:
     assert samplers.folders() == {"f1"}
 
 
-def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends() -> None:
+def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CALLER_SAMPLERS_MAX", 2)
     samplers = Samplers()
     for folder, caller in (("f1", "bob"), ("f2", "ann"), ("f3", "ann"), ("f4", "ann")):
-        samplers.open(sampler(folder, caller), 2)
+        samplers.open(opened(sampler(folder, caller)))
     found = [samplers.get("ann", SamplerName(f"s1:{each}")) for each in ("f2", "f3", "f4")]
     assert [each is None for each in found] == [True, False, False]
     assert samplers.get("bob", SamplerName("s1:f1")) is not None

@@ -6,16 +6,13 @@ from random import Random
 import pytest
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker import service as module
-from echo2d.core.tinker.checkpoints import state_folder
 from echo2d.core.tinker.events import (
     AwaitResult,
     CancelSample,
     CheckpointDropped,
     ClientCall,
     DeleteCheckpoint,
-    DrawSample,
     EndSession,
     ExpireCheckpoint,
     KeepSession,
@@ -25,13 +22,11 @@ from echo2d.core.tinker.events import (
     OpenSession,
     SampleAsked,
     SampleEnded,
-    SampleOrder,
     SamplerName,
     SessionName,
     ShowCheckpoint,
     ShowModel,
     ShowSampler,
-    StepSaved,
     StopSample,
     Submit,
 )
@@ -39,7 +34,16 @@ from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
 from echo2d.core.tinker.samplers import DRAW_RETRY_S
 from echo2d.core.tinker.service import SILENT_S
-from tests.support.tinker_world import BASE, WALL, TinkerWorld, result_of
+from tests.support.tinker_world import (
+    BASE,
+    ORDER,
+    WALL,
+    TinkerWorld,
+    drawn,
+    result_of,
+    sampled,
+    sampler_of,
+)
 
 
 def test_operations_run_in_order_and_their_results_are_told_to_who_waits() -> None:
@@ -126,168 +130,6 @@ def test_a_model_of_an_unknown_base_is_refused_in_its_future() -> None:
     step = world.submit("ann", ModelId("s1:train:0"), 1, "optim_step")
     world.learn()
     assert world.result("ann", step)["error"] == "the model was not made"
-
-
-def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    world.submit("ann", model, 1)
-    order = world.next_order()
-    assert order is not None
-    assert world.next_order() == order
-    world.end(order, b"one")
-    world.end(order, b"two")
-    assert world.result("ann", FutureId(f"{model}/1")) == b"one"
-
-
-def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
-    world = TinkerWorld()
-    ann, bob = world.session("ann", "s1"), world.session("bob", "s2")
-    for number in range(1, 20):
-        world.submit("ann", ann, number)
-    for number in range(1, 3):
-        world.submit("bob", bob, number)
-    world.ran.clear()
-    world.learn()
-    assert [each[0] for each in world.ran[:4]].count(bob) == 2
-
-
-def test_a_learner_that_begins_again_makes_the_model_again_before_its_next_operation() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    kinds: list[OperationKind] = ["forward_backward", "optim_step", "forward_backward"]
-    for number, kind in enumerate(kinds, 1):
-        world.submit("ann", model, number, kind, body=b"%d" % number)
-    world.learn()
-    running = world.submit("ann", model, 4)
-    assert world.next_order() is not None
-    world.take(world.service.learner_began(now=world.now))
-    world.ran.clear()
-    world.learn()
-    assert [each[1:] for each in world.ran if each[0]] == [
-        (0, "create"), (1, "forward_backward"), (2, "optim_step"), (3, "forward_backward"),
-        (4, "forward_backward"),
-    ]  # fmt: skip
-    assert world.result("ann", running) == b"result of "
-
-
-def test_after_a_saved_step_only_what_came_later_is_computed_again() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    kinds: list[OperationKind] = ["forward_backward", "optim_step"]
-    for number, kind in enumerate([*kinds, *kinds, "forward_backward"], 1):
-        world.submit("ann", model, number, kind)
-    world.learn()
-    states = [state_folder(model, number) for number in (2, 4)]
-    world.next_order(StepSaved(model, 2))
-    assert world.records[-1] == StepSaved(model, 2)
-    world.take(world.service.learner_began(now=world.now))
-    keeps = world.next_order()
-    assert keeps is not None
-    assert keeps["arguments"] == {"folders": sorted(states), "models": [model]}
-    world.end(keeps, {})
-    world.ran.clear()
-    world.submit("ann", model, 6, "optim_step")
-    load = world.next_order()
-    assert load is not None
-    assert load["arguments"] == {"folder": states[0], "optimizer": True}
-    world.learn()
-    assert [each[1:] for each in world.ran if each[0]] == [
-        (2, "load"), (3, "forward_backward"), (4, "optim_step"), (5, "forward_backward"),
-        (6, "optim_step"),
-    ]  # fmt: skip
-
-
-def test_a_step_is_believed_to_be_saved_only_if_it_has_ended() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    world.submit("ann", model, 1, "optim_step")
-    order = world.next_order()
-    assert order is not None
-    world.next_order(StepSaved(model, 1), StepSaved(ModelId("s9:train:0"), 1))
-    assert not any(isinstance(each, StepSaved) for each in world.records)
-
-
-def test_a_model_that_cannot_be_computed_again_is_lost_and_says_why() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    path = world.save("ann", model, 1, "one")
-    world.submit("ann", model, 2)
-    world.learn()
-    world.take(world.service.learner_began(now=world.now))
-    world.fails = {(model, 0)}
-    futures = [world.submit("ann", model, number) for number in (3, 4)]
-    world.learn()
-    for future in futures:
-        assert "cannot compute this model again" in world.result("ann", future)["error"]
-    loaded = ModelId("s1:train:1")
-    future = world.submit(
-        "ann", loaded, 0, "load", {"path": path, "optimizer": True, "metadata": "{}"}
-    )
-    world.learn()
-    assert world.result("ann", future) == {
-        "type": "load_weights", "model_id": loaded, "path": path,
-    }  # fmt: skip
-    assert world.body("ann", ShowModel(loaded))["lora_rank"] == 8
-
-
-def test_what_a_model_was_loaded_from_is_kept_until_a_step_is_saved() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    path = world.save("ann", model, 1, "one")
-    (folder,) = world.folders()
-    loaded = ModelId("s1:train:1")
-    said = {"path": path, "optimizer": False, "metadata": "{}"}
-    world.submit("ann", loaded, 0, "load", said)
-    world.learn()
-    world.body("ann", DeleteCheckpoint(path))
-    world.submit("ann", loaded, 1, "optim_step")
-    keeps = world.next_order()
-    assert keeps is not None
-    assert keeps["arguments"]["folders"] == [folder]
-    world.end(keeps, {})
-    world.take(world.service.learner_began(now=world.now))
-    world.submit("ann", loaded, 2, "optim_step")
-    orders = world.learn()
-    (again,) = (each for each in orders if each["kind"] == "load")
-    assert again["arguments"] == {"folder": folder, "optimizer": False}
-    state = state_folder(loaded, 2)
-    world.next_order(StepSaved(loaded, 2))
-    world.take(world.service.learner_began(now=world.now))
-    keeps = world.next_order()
-    assert keeps is not None
-    assert keeps["arguments"]["folders"] == [state]
-
-
-def test_a_model_that_is_made_while_the_learner_dies_is_made_by_the_next_one() -> None:
-    world = TinkerWorld()
-    world.body("ann", OpenSession(SessionName("s1")))
-    future = world.create("ann", ModelId("s1:train:0"))
-    keeps = world.next_order()
-    assert keeps is not None
-    world.end(keeps, {})
-    assert world.next_order() is not None
-    world.take(world.service.learner_began(now=world.now))
-    world.learn()
-    assert world.result("ann", future)["model_id"] == "s1:train:0"
-
-
-def test_the_learner_is_told_which_models_and_folders_to_keep() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    path = world.save("ann", model, 1, "one")
-    (folder,) = world.folders()
-    world.take(world.service.learner_began(now=world.now))
-    order = world.next_order()
-    assert order is not None
-    assert order["kind"] == "keep"
-    assert order["arguments"] == {"folders": [folder], "models": [model]}
-    world.end(order, {})
-    world.body("ann", DeleteCheckpoint(path))
-    world.body("ann", EndSession(SessionName("s1")))
-    order = world.next_order()
-    assert order is not None
-    assert order["arguments"] == {"folders": [], "models": []}
 
 
 def test_a_session_ends_after_a_silence_and_with_it_its_models() -> None:
@@ -483,41 +325,6 @@ def test_any_order_of_clients_learners_and_silences_answers_each_call_once(seed:
 
 # --- samples
 
-ORDER = SampleOrder(b"\x01\0\0\0", 2, 8, WHOLE, (), (), None)
-
-
-def sampler_of(
-    world: TinkerWorld, model: ModelId, number: int, name: str = "s1:sample:0"
-) -> SamplerName:
-    """A sampler of the model's present weights."""
-    path = f"tinker://{model}/sampler_weights/{number}"
-    said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
-    future = world.submit("ann", model, number, "save", {**said, "metadata": "{}", "sampler": name})
-    world.learn()
-    told = world.result("ann", future)
-    assert told == {"type": "save_weights_for_sampler", "sampling_session_id": name}
-    return SamplerName(name)
-
-
-def sampled(
-    world: TinkerWorld,
-    sampler: SamplerName,
-    number: int,
-    order: SampleOrder = ORDER,
-    said: bytes = b"",
-) -> FutureId:
-    call = SampleAsked(sampler, number, digest_of(said), order.count, order)
-    body = world.body("ann", call)
-    assert len(body["sample_sequence_ids"]) == order.count
-    return FutureId(body["request_id"])
-
-
-def drawn(world: TinkerWorld) -> list[tuple[str, int]]:
-    """What workers were asked to draw since the last look: the futures, and the versions."""
-    found = [(each.future, each.version) for each in world.draws if isinstance(each, DrawSample)]
-    world.draws.clear()
-    return [(str(future), int(version)) for future, version in found]
-
 
 def test_a_sample_is_drawn_by_the_weights_of_its_sampler_alone() -> None:
     world = TinkerWorld()
@@ -680,34 +487,6 @@ def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
     assert drawn(world) == []
 
 
-def test_the_learner_may_begin_again_after_a_session_has_ended_in_the_middle_of_an_operation() -> (
-    None
-):
-    world = TinkerWorld()
-    model = world.session()
-    running, waiting = world.submit("ann", model, 1), world.submit("ann", model, 5)
-    assert world.next_order() is not None
-    world.body("ann", EndSession(SessionName("s1")))
-    assert "the session has ended" in world.result("ann", waiting)["error"]
-    world.take(world.service.learner_began(now=world.now))
-    assert "the session has ended" in world.result("ann", running)["error"]
-    world.learn()
-
-
-def test_a_step_that_cannot_run_leaves_no_gradient_behind() -> None:
-    world = TinkerWorld()
-    model = world.session()
-    world.submit("ann", model, 1)
-    wrong = world.submit("ann", model, 2, "optim_step", fault="beta1: expected a number")
-    world.submit("ann", model, 3)
-    right = world.submit("ann", model, 4, "optim_step")
-    world.learn()
-    kinds = [kind for name, _, kind in world.ran if name == model]
-    assert kinds == ["create", "forward_backward", "discard", "forward_backward", "optim_step"]
-    assert world.result("ann", wrong)["error"] == "beta1: expected a number"
-    assert world.result("ann", right)["metrics"] == {"norm": 1.0}
-
-
 def test_nothing_is_drawn_by_old_weights_while_others_are_published() -> None:
     world = TinkerWorld()
     model = world.session()
@@ -746,22 +525,6 @@ def test_a_sampler_is_not_made_for_a_session_that_has_ended() -> None:
     world.end(order, {"bytes": 1})
     assert "the session has ended" in world.result("ann", future)["error"]
     assert world.asked("ann", ShowSampler(SamplerName(name))).status == 404
-
-
-def test_a_report_that_comes_late_does_not_end_another_order() -> None:
-    world = TinkerWorld()
-    sampler = sampler_of(world, world.session(), 1)
-    world.take(world.service.learner_began(now=world.now))
-    keeps = world.next_order()
-    assert keeps is not None
-    world.end(keeps, {})
-    future = sampled(world, sampler, 1)
-    publishes = world.next_order()
-    assert publishes is not None
-    world.end(keeps, {})
-    assert drawn(world) == []
-    world.end(publishes, {})
-    assert drawn(world) == [(future, 1)]
 
 
 def test_a_sample_number_that_was_forgotten_is_not_drawn_again(
