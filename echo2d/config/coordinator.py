@@ -167,6 +167,11 @@ class TinkerTable(Table):
         "names by which clients ask for a model, each with its directory: that of run.base_model",
         dict,
     )
+    staleness_max: int | None = key(
+        "how many optimizer steps older than their model sampled tokens may be; without it: any",
+        None,
+        low=0,
+    )
 
 
 COORDINATOR_TABLES: tuple[type[Table], ...] = (

@@ -873,7 +873,8 @@ def _tinker_session_over(record: SessionOver) -> list[Statement]:
 
 def _tinker_sampler_opened(record: SamplerOpened) -> list[Statement]:
     row = (record.sampler, record.session, pack(record))
-    return [(SCHEMA.insert("tinker_samplers"), row)]
+    # It is there already if it goes on to other weights.
+    return [(SCHEMA.insert("tinker_samplers", "INSERT OR REPLACE"), row)]
 
 
 def _tinker_sampler_over(record: SamplerOver) -> list[Statement]:

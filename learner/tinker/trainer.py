@@ -67,6 +67,7 @@ from echo2d.learner.tinker.slots import (
     SlotShape,
     write_slot,
 )
+from echo2d.learner.tinker.staleness import staleness_metrics, staleness_of
 from echo2d.learner.tinker.states import SlotStates
 from echo2d.learner.tinker.sums import (
     TARGETS,
@@ -202,7 +203,7 @@ class Trainer:
             return OperationFailed(f"model {model} is not in the learner's memory", "server")
         match operation.kind:
             case "forward_backward":
-                return self._forward_backward(model, slot, operation.body)
+                return self._forward_backward(model, slot, arguments, operation.body)
             case "optim_step":
                 return self._optim_step(operation, slot)
             case "discard":
@@ -289,7 +290,7 @@ class Trainer:
         written = write_slot(directory, files)
         told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
         say(log, logging.INFO, "saved", model=model, steps=slot.steps, **told)
-        return {"bytes": written}
+        return {"bytes": written, "steps": slot.steps}
 
     @contextlib.contextmanager
     def _snapshot(self, arguments: Mapping[str, Any]) -> Iterator[Path]:
@@ -316,13 +317,21 @@ class Trainer:
             raise WrongCall(f"folder: expected at most 64 hex digits; found {folder[:80]!r}")
         return self._root / folder
 
-    def _forward_backward(self, model: str, slot: Slot, body: bytes) -> bytes:
+    def _forward_backward(
+        self, model: str, slot: Slot, arguments: Mapping[str, Any], body: bytes
+    ) -> bytes:
         began_at, call = time.monotonic(), read_forward_backward(body)
         learns = not call.head.forward_only
         loss = loss_with(call.head.loss, call.config)
         data = [
             self._check(place, each, loss, learns=learns) for place, each in enumerate(call.data)
         ]
+        stale = staleness_of(call.data, model, slot.steps)
+        oldest, most = max((each for each, _ in stale), default=0), arguments.get("staleness_max")
+        if learns and most is not None and oldest > most:
+            raise WrongCall(
+                f"tokens are {oldest} optimizer steps older than the model; expected at most {most}"
+            )
         targets = sum(each.targets.size for each in data)
         if targets > CALL_TARGETS_MAX:
             raise WrongCall(
@@ -344,7 +353,7 @@ class Trainer:
             slot.seconds += time.monotonic() - began_at
         told = {"loss_fn": call.head.loss, "tokens": tokens, "seconds": _since(began_at)}
         say(log, logging.DEBUG, "computed", model=model, forward_only=not learns, **told)
-        metrics = {"loss:sum": total, "tokens:sum": float(tokens)}
+        metrics = {"loss:sum": total, "tokens:sum": float(tokens), **staleness_metrics(stale)}
         return write_forward_backward_output(
             [logprobs[place] for place in range(len(data))], metrics
         )

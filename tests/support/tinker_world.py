@@ -208,7 +208,7 @@ def result_of(order: dict[str, Any]) -> Outcome:
         case "optim_step":
             return {"metrics": {"norm": 1.0}}
         case "save":
-            return {"bytes": 100}
+            return {"bytes": 100, "steps": 3}
         case "score":
             return b"scores"
     return {}
@@ -218,12 +218,18 @@ ORDER = SampleOrder(b"\x01\0\0\0", 2, 8, WHOLE, (), (), None)
 
 
 def sampler_of(
-    world: TinkerWorld, model: ModelId, number: int, name: str = "s1:sample:0"
+    world: TinkerWorld,
+    model: ModelId,
+    number: int,
+    name: str = "s1:sample:0",
+    *,
+    follows: bool = False,
 ) -> SamplerName:
     """A sampler of the model's present weights."""
     path = f"tinker://{model}/sampler_weights/{number}"
     said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
-    future = world.submit("ann", model, number, "save", {**said, "metadata": "{}", "sampler": name})
+    more = {"metadata": "{}", "sampler": name, "follows": follows}
+    future = world.submit("ann", model, number, "save", {**said, **more})
     world.learn()
     told = world.result("ann", future)
     assert told == {"type": "save_weights_for_sampler", "sampling_session_id": name}

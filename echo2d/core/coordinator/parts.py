@@ -89,7 +89,13 @@ def make_parts(
     )
     tinker = None
     if rules.tinker:
-        tinker = TinkerService(rules.tinker, run.versions, recovered.clients, now=now)
+        tinker = TinkerService(
+            rules.tinker,
+            run.versions,
+            recovered.clients,
+            staleness_max=rules.tinker_staleness_max,
+            now=now,
+        )
     return CoordinatorParts(
         rules=rules,
         members=run.members,

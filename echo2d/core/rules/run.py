@@ -156,6 +156,8 @@ class RunRules(PolicyTable):
     audit: AuditRules | None = None
     # The names of the base model for clients of the Tinker API; empty: the run has tasks instead.
     tinker: tuple[str, ...] = ()
+    # How many optimizer steps older than their model sampled tokens of these clients may be; None: any.
+    tinker_staleness_max: int | None = None
     prices: tuple[NamedPrice, ...] = ()
     # link.usd_per_gb_up. Above 0, the seed sends the fewest copies of a version that still arrive in time.
     seed_usd_per_gb_up: float = 0.0

@@ -324,6 +324,11 @@ class SamplerOpened:
     folder: str
     base: str  # the name by which the client asked for the base model
     path: str | None  # the checkpoint
+    # Whose weights these are, and after how many optimizer steps of it. None: not known.
+    model: ModelId | None = None
+    steps: int = 0
+    # Whether it goes on to newer weights of the model, when its client saves them.
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,17 @@ class _Order:
 
 
 class LearnerWork:
-    """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API."""
+    """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
+
+    staleness_max: how many optimizer steps older than the model sampled tokens may be; None: any.
+    """
 
     def __init__(
         self,
         names: Iterable[str],
         versions: PublishedVersions,
         *,
+        staleness_max: int | None,
         models: ClientModels,
         results: Results,
         checkpoints: SavedModels,
@@ -83,6 +87,7 @@ class LearnerWork:
         figures: Figures,
     ) -> None:
         self._names, self._versions = frozenset(names), versions
+        self._staleness_max = staleness_max
         self._models, self._results, self._checkpoints = models, results, checkpoints
         self._samplers, self._figures = samplers, figures
         # The folder and version that the learner publishes now, and the last version that it was told to publish.
@@ -182,8 +187,9 @@ class LearnerWork:
         if self._samplers.get(opened.caller, opened.sampler) is not None:
             return []
         over = self._samplers.open(opened)
-        self.untidy = bool(over) or self.untidy
-        return [Persist(opened), *map(Persist, over)]
+        moved = self._samplers.follow(opened) if opened.follows else []
+        self.untidy = bool(over or moved) or self.untidy
+        return [Persist(opened), *map(Persist, moved), *map(Persist, over)]
 
     def missed(self, name: ModelId, number: int, now: float) -> list[Action]:
         """A number has not come in time. It counts as a part of a gradient that has failed."""
@@ -356,9 +362,9 @@ class LearnerWork:
             return {"folder": folder, "optimizer": "/weights/" in said["path"]}
         if operation.kind == "create":
             return _created(said["rank"], said["seed"], said["layers"])
-        if operation.kind == "optim_step":
-            return {**said, "folder": state_folder(operation.model, operation.number)}
-        return said
+        if operation.kind == "forward_backward":
+            return {"staleness_max": self._staleness_max}
+        return {**said, "folder": state_folder(operation.model, operation.number)}
 
     # --- what the learner has done
 
@@ -415,10 +421,19 @@ class LearnerWork:
             assert model.made is not None
             folder = folder_of(said["path"], operation.number)
             sampler = SamplerName(said["sampler"])
-            opened = self.add_sampler(
-                SamplerOpened(sampler, model.caller, model.session, folder, model.made.base, None)
+            opened = SamplerOpened(
+                sampler,
+                model.caller,
+                model.session,
+                folder,
+                model.made.base,
+                path=None,
+                model=name,
+                steps=int(found["steps"]),
+                follows=said["follows"],
             )
-            return {"type": said["type"], "sampling_session_id": sampler}, opened
+            told = {"type": said["type"], "sampling_session_id": sampler}
+            return told, self.add_sampler(opened)
         if operation.kind == "save":
             assert model.made is not None
             ttl_s = said["ttl_s"]

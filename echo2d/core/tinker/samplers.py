@@ -14,7 +14,7 @@ Not here: who may use a sampler (`service`), workers (`core/work/calls`).
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.tinker.events import (
@@ -26,6 +26,7 @@ from echo2d.core.tinker.events import (
     SessionName,
 )
 from echo2d.core.tinker.futures import FutureId
+from echo2d.core.tinker.operations import ModelId
 
 SNAPSHOT_SWITCH_S = 20.0
 # Beyond this many samplers of one caller the oldest one ends.
@@ -50,8 +51,17 @@ class WeightsSampler:
     folder: str
     base: str  # the name of the base model
     path: str | None  # the checkpoint
+    # As in `SamplerOpened`.
+    model: ModelId | None = None
+    steps: int = 0
+    follows: bool = False
     # The digests of its calls, by number: only the newest.
     digests: dict[int, Digest] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        """What the names of its sequences say of its weights; the learner reads it (`learner/tinker/staleness`)."""
+        return "" if self.model is None else f"@{self.model.rpartition(':')[2]}.{self.steps}"
 
 
 @dataclass(slots=True)
@@ -106,9 +116,28 @@ class Samplers:
         for oldest in over:
             del self._samplers[oldest]
         self._samplers[opened.sampler] = WeightsSampler(
-            opened.sampler, opened.caller, opened.session, opened.folder, opened.base, opened.path
+            opened.sampler,
+            opened.caller,
+            opened.session,
+            opened.folder,
+            opened.base,
+            opened.path,
+            opened.model,
+            opened.steps,
+            opened.follows,
         )
         return [*map(SamplerOver, over)]
+
+    def follow(self, newest: SamplerOpened) -> list[SamplerOpened]:
+        """The samplers that follow its model go on to its weights. Returns what they are now."""
+        followers = [
+            each
+            for each in self._samplers.values()
+            if each.follows and each.model == newest.model and each.name != newest.sampler
+        ]
+        for each in followers:
+            each.folder, each.steps = newest.folder, newest.steps
+        return [replace(newest, sampler=each.name) for each in followers]
 
     def get(self, caller: str, name: SamplerName) -> WeightsSampler | None:
         found = self._samplers.get(name)

@@ -84,11 +84,17 @@ SAMPLER_NUMBERS_MAX = 8192
 class TinkerService:
     """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
 
-    kept: what the ledger has.
+    kept: what the ledger has. staleness_max: as in `LearnerWork`.
     """
 
     def __init__(
-        self, names: Iterable[str], versions: PublishedVersions, kept: KeptClients, *, now: float
+        self,
+        names: Iterable[str],
+        versions: PublishedVersions,
+        kept: KeptClients,
+        *,
+        staleness_max: int | None = None,
+        now: float,
     ) -> None:
         self._names = frozenset(names)
         self._samplers, self._figures, self._results = Samplers(), Figures(), Results()
@@ -96,6 +102,7 @@ class TinkerService:
         self._work = LearnerWork(
             self._names,
             versions,
+            staleness_max=staleness_max,
             models=self._models,
             results=self._results,
             checkpoints=self._checkpoints,
@@ -304,7 +311,7 @@ class TinkerService:
             return [_missing(request, "sampler", asked.sampler)]
         self._sessions[event.caller][sampler.session] = now
         future = FutureId(f"{sampler.name}/{asked.number}")
-        names = [f"{future}/{each}" for each in range(asked.count)]
+        names = [f"{future}/{each}{sampler.origin}" for each in range(asked.count)]
         told = {"type": "asample", "request_id": future, "sample_sequence_ids": names}
         known = sampler.digests.get(asked.number)
         if known == asked.digest:

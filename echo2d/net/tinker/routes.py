@@ -302,6 +302,7 @@ class TinkerRoutes:
             "ttl_s": faults.ttl(body),
             "metadata": faults.metadata(body),
             "sampler": None,
+            "follows": body.get("kind") == "inflight",
         }
         if kind == "sampler_weights" and body.get("path") is None:
             arguments["sampler"] = _new_sampler(model, body)

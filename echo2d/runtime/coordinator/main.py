@@ -369,6 +369,7 @@ def make_rules(
         gateway=_gateway_rules(config),
         audit=_audit_rules(config) if config.audit.enabled else None,
         tinker=() if config.tinker is None else tuple(config.tinker.models),
+        tinker_staleness_max=None if config.tinker is None else config.tinker.staleness_max,
     )
 
 

@@ -92,7 +92,7 @@ class KilledWorld(TinkerWorld):
                 self.memory[model] = self.memory[model][0], ()
             case "save":
                 self.disk[folder] = self.memory[model][0]
-                return {"bytes": 100}
+                return {"bytes": 100, "steps": len(self.memory[model][0])}
             case "keep":
                 self.memory = {
                     name: self.memory[name] for name in self.memory if name in said["models"]

@@ -224,7 +224,8 @@ def test_two_steps_and_two_after_a_load_are_four_steps(config: LearnerConfig) ->
     for number in range(2):
         step(trainer, number)
     assert trainer.run(call("save", folder="0a", optimizer=True)) == {
-        "bytes": sum(path.stat().st_size for path in (config.out_dir / "tinker/0a").iterdir())
+        "bytes": sum(path.stat().st_size for path in (config.out_dir / "tinker/0a").iterdir()),
+        "steps": 2,
     }
     again = Trainer(config)
     assert again.run(call("load", OTHER, folder="0a", optimizer=True)) == {"rank": 4}

@@ -187,7 +187,7 @@ async def test_a_client_trains_and_saves(http: Http) -> None:
     assert order["arguments"]["beta2"] == 0.95
     assert (await result_of(http, step))["metrics"] == {"grad_norm": 2.0}
     saved = await said(http, "save_weights", {"model_id": model, "seq_id": 3, "path": "one"})
-    await learn(http, {"result": {"bytes": 7}})
+    await learn(http, {"result": {"bytes": 7, "steps": 0}})
     path = (await result_of(http, saved))["path"]
     assert path == f"tinker://{model}/weights/one"
     listed = await said(http, "checkpoints", method="GET")
@@ -206,7 +206,7 @@ async def test_a_repeated_save_gets_the_sampler_of_the_first(http: Http) -> None
     first = await said(http, "save_weights_for_sampler", body)
     again = await said(http, "save_weights_for_sampler", body | {"sampling_session_seq_id": 1})
     assert again == first
-    await learn(http, {"result": {"bytes": 7}})
+    await learn(http, {"result": {"bytes": 7, "steps": 0}})
     assert (await result_of(http, again))["sampling_session_id"] == f"{session}:sample:0"
 
 

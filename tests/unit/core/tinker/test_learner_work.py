@@ -1,17 +1,21 @@
 """What the learner does next, and what happens when it begins again."""
 
+from echo2d.core.base.canonical import digest_of
 from echo2d.core.tinker.checkpoints import state_folder
 from echo2d.core.tinker.events import (
     DeleteCheckpoint,
     EndSession,
     OpenSession,
+    SampleAsked,
+    SampleEnded,
+    SamplerOpened,
     SessionName,
     ShowModel,
     StepSaved,
 )
 from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.operations import ModelId, OperationKind
-from tests.support.tinker_world import TinkerWorld, drawn, sampled, sampler_of
+from tests.support.tinker_world import ORDER, TinkerWorld, drawn, sampled, sampler_of
 
 
 def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
@@ -218,3 +222,43 @@ def test_a_step_that_cannot_run_leaves_no_gradient_behind() -> None:
     assert kinds == ["create", "forward_backward", "discard", "forward_backward", "optim_step"]
     assert world.result("ann", wrong)["error"] == "beta1: expected a number"
     assert world.result("ann", right)["metrics"] == {"norm": 1.0}
+
+
+def test_samplers_that_follow_a_model_go_on_to_its_newest_weights_and_others_do_not() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    snapshot = sampler_of(world, model, 1, "s1:sample:0")
+    first = sampler_of(world, model, 2, "s1:sample:1", follows=True)
+    before = sampled(world, first, 1)
+    while (order := world.next_order()) is not None:
+        world.end(order, {})
+    drawn(world)
+    second = sampler_of(world, model, 3, "s1:sample:2", follows=True)
+    found = [each for each in world.records if isinstance(each, SamplerOpened)]
+    folders = {each.sampler: each.folder for each in found}
+    assert folders[snapshot] != folders[first] == folders[second]
+    world.handle(SampleEnded(before, b"tokens"))
+    # The next sample of the old one waits for the new weights.
+    sampled(world, first, 2)
+    assert drawn(world) == []
+    order = world.next_order()
+    assert order is not None
+    while order["kind"] != "publish":
+        world.end(order, {})
+        order = world.next_order()
+        assert order is not None
+    assert order["arguments"]["folder"] == folders[second]
+
+
+def test_sequences_say_which_weights_drew_them_and_old_ones_may_be_refused() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    sampler = sampler_of(world, model, 1)
+    call = SampleAsked(sampler, 1, digest_of(b""), 2, ORDER)
+    names = world.body("ann", call)["sample_sequence_ids"]
+    assert names == ["s1:sample:0/1/0@0.3", "s1:sample:0/1/1@0.3"]
+    world.submit("ann", model, 2)
+    orders = world.learn()
+    assert [each["arguments"] for each in orders if each["kind"] == "forward_backward"] == [
+        {"staleness_max": None}
+    ]
