@@ -21,7 +21,7 @@ SCHEME = "tinker://"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 _PATH = re.compile(rf"{SCHEME}[^/]+/({'|'.join(KINDS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}")
 # Of one caller.
-CALLER_CHECKPOINTS_MAX = 1000
+CALLER_CHECKPOINTS_MAX, CALLER_CHECKPOINT_BYTES_MAX = 1000, 256 << 30
 CALLER_MODELS_EVER_MAX = 10_000
 
 _Item = TypeVar("_Item")
@@ -90,8 +90,12 @@ class SavedModels:
             return f"path: expected 1 to 128 letters, digits, '.', '_' and '-'; found {name!r}"
         if path in self._saved and not overwrite:
             return f"{path} is there; expected another name, or overwrite"
-        if path not in self._saved and len(self.of(caller, None)) >= CALLER_CHECKPOINTS_MAX:
+        mine = self.of(caller, None)
+        if path not in self._saved and len(mine) >= CALLER_CHECKPOINTS_MAX:
             return f"a caller may keep {CALLER_CHECKPOINTS_MAX} checkpoints: delete some"
+        if (found := sum(each.bytes for each in mine)) >= CALLER_CHECKPOINT_BYTES_MAX:
+            most = CALLER_CHECKPOINT_BYTES_MAX
+            return f"checkpoints: expected less than {most} bytes of a caller; found {found}: delete some"
         return None
 
     def save(self, saved: CheckpointSaved) -> bool:

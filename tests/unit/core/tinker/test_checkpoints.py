@@ -46,3 +46,13 @@ def test_the_checkpoints_and_models_of_a_caller_are_limited(
     assert saved.refusal("bob", two, overwrite=False) is None
     assert saved.full("ann") == "a caller may make 1 models"
     assert saved.full("bob") is None
+
+
+def test_the_bytes_of_a_callers_checkpoints_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALLER_CHECKPOINT_BYTES_MAX", 10)
+    saved = SavedModels([MADE], [ONE])
+    two = path_of(MODEL, "weights", "two")
+    assert "expected less than 10 bytes of a caller; found 10" in str(
+        saved.refusal("ann", two, overwrite=False)
+    )
+    assert saved.refusal("bob", two, overwrite=False) is None
