@@ -43,6 +43,25 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterNeeds:
+    """What a server must have room for: adapters of at most this rank, on layers with these last parts of their names,
+    and this many versions before the newest one.
+    """
+
+    rank: int = 0
+    kinds: Sequence[str] = ()
+    staleness_max: int = 0
+
+    def grown(self, adapter: AdapterLayout, staleness_max: int) -> "AdapterNeeds":
+        """Those of this adapter, too."""
+        return AdapterNeeds(
+            max(self.rank, adapter.rank),
+            sorted({*self.kinds, *adapter.kinds}),
+            max(self.staleness_max, staleness_max),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerLaunch(ABC):
     """How to start one server."""
 
@@ -108,9 +127,9 @@ class ServerLaunch(ABC):
         return math.prod(int(size) for size in sizes if size.isdigit())
 
     @abstractmethod
-    def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
-        """The flags for adapters of this shape: the newest one, those of `staleness_max` versions before it, and the
-        one that is loaded next.
+    def adapter_flags(self, needs: AdapterNeeds) -> Sequence[str]:
+        """The flags for these adapters: the newest one, those of `staleness_max` versions before it, and the one that
+        is loaded next.
         """
 
     def each(self, count: int) -> list[Self]:

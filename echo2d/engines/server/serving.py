@@ -31,7 +31,7 @@ from echo2d.engines.server.adapters import ServedAdapters
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import SampleState
 from echo2d.engines.server.http_client import Lost, ServerClient
-from echo2d.engines.server.launch import Running, ServerLaunch
+from echo2d.engines.server.launch import AdapterNeeds, Running, ServerLaunch
 from echo2d.engines.server.memory import ServerMemory
 from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.recompute import RecomputeMeter
@@ -88,10 +88,11 @@ class Serving:
         # The label of the server's weights: `label`, or that of the base of the adapters.
         self.weights: str | None = None
         self.adapters = ServedAdapters(where.folder / "adapters")
-        # Those for adapters, with which the server was started, and the largest S so far; of a server at a URL the
-        # last S for which it has too little room.
+        # Those for adapters, with which the server was started, and what the adapters so far need.
         self._flags: Sequence[str] = ()
-        self._staleness_max = 0
+        self._needs = AdapterNeeds()
+        # The last S for which a server has too little room.
+        self._too_stale = 0
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
         self.server: ServerClient | None = None
         self.process: ServerProcess | None = None
@@ -300,9 +301,9 @@ class Serving:
         adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
         weights, flags = f"base-{base.digest[:12]}", self._flags
         if isinstance(self._where, ServerLaunch):
-            # A smaller S does not restart the server.
-            self._staleness_max = max(self._staleness_max, base.staleness_max)
-            flags = self._where.adapter_flags(adapter, self._staleness_max)
+            # Only an adapter that needs more than all before it restarts the server.
+            self._needs = self._needs.grown(adapter, base.staleness_max)
+            flags = self._where.adapter_flags(self._needs)
         report = RefitReport(label, 0.0)
         if flags != self._flags or not await self._has(weights):
             self._serve_nothing()
@@ -338,8 +339,8 @@ class Serving:
                 f"the server holds {room} adapter at once, and a refit needs 2: give it {base.staleness_max + 2} "
                 "(--max-loras, --max-loras-per-batch)"
             )
-        if base.staleness_max != self._staleness_max:
-            self._staleness_max = base.staleness_max
+        if base.staleness_max != self._too_stale:
+            self._too_stale = base.staleness_max
             log.warning(
                 "the server holds %d adapters: requests are cut after %d versions, and not after %d (--max-loras, "
                 "--max-loras-per-batch)",

@@ -10,7 +10,7 @@ from echo2d.core.protocol.answer_end import CONTEXT_SPARE
 from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import INSIDE, ServerLaunch
+from echo2d.engines.server.launch import INSIDE, AdapterNeeds, ServerLaunch
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.client import FLASH_RL, IN_SCHEDULER, SglangClient
 from echo2d.engines.sglang.generate import read_chunk, request_body
@@ -72,10 +72,10 @@ class SglangLaunch(ServerLaunch):
         first = str(index * self.gpus)
         return replace(self, arguments=[*self.arguments, "--base-gpu-id", first])
 
-    def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
-        count = str(staleness_max + 2)
+    def adapter_flags(self, needs: AdapterNeeds) -> Sequence[str]:
+        count = str(needs.staleness_max + 2)
         return (
-            "--enable-lora", "--max-lora-rank", str(adapter.rank), "--lora-target-modules", *adapter.kinds,
+            "--enable-lora", "--max-lora-rank", str(needs.rank), "--lora-target-modules", *needs.kinds,
             "--max-loras-per-batch", count, "--max-loaded-loras", count,
         )  # fmt: skip
 

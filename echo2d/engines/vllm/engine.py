@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from echo2d.engines.adapter import AdapterLayout
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.server.engine import ServerEngine, ServerKind
-from echo2d.engines.server.launch import INSIDE, ServerLaunch
+from echo2d.engines.server.launch import INSIDE, AdapterNeeds, ServerLaunch
 from echo2d.engines.vllm import weight_update
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.generate import read_chunk, request_body
@@ -69,11 +68,11 @@ class VllmLaunch(ServerLaunch):
         gpus = ",".join(every[mine.start : mine.stop])
         return replace(self, environment={**self.environment, name: gpus})
 
-    def adapter_flags(self, adapter: AdapterLayout, staleness_max: int) -> Sequence[str]:
+    def adapter_flags(self, needs: AdapterNeeds) -> Sequence[str]:
         # vLLM's kernels know these ranks only.
         ranks = (8, 16, 32, 64, 128, 256, 320, 512)
-        rank = next((each for each in ranks if each >= adapter.rank), adapter.rank)
-        count = str(staleness_max + 2)
+        rank = next((each for each in ranks if each >= needs.rank), needs.rank)
+        count = str(needs.staleness_max + 2)
         return (
             "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", count,
             "--max-cpu-loras", count,

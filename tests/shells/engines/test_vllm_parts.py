@@ -16,6 +16,7 @@ from echo2d.engines.base import AdapterBase, GenerateRequest
 from echo2d.engines.server.admission import ServerLoad
 from echo2d.engines.server.calls import GenerationCall, SampleState
 from echo2d.engines.server.continuation import ReportedToken, StreamChunk
+from echo2d.engines.server.launch import AdapterNeeds
 from echo2d.engines.stream import RequestStream, check_request
 from echo2d.engines.vllm.client import VllmClient
 from echo2d.engines.vllm.engine import VllmEngine, VllmLaunch
@@ -125,11 +126,20 @@ def test_a_server_listens_where_only_this_user_can_enter(tmp_path: Path) -> None
 
 def test_the_flags_of_adapters_have_a_rank_that_vllm_knows(tmp_path: Path) -> None:
     launch = VllmLaunch(Path("python"), [], tmp_path, {})
-    flags = launch.adapter_flags(AdapterLayout(24, 1.0, {}), staleness_max=3)
+    flags = launch.adapter_flags(AdapterNeeds().grown(AdapterLayout(24, 1.0, {}), 3))
     assert flags == (
         *("--enable-lora", "--max-lora-rank", "32", "--max-loras", "5"),
         *("--max-cpu-loras", "5"),
     )
+
+
+def test_an_adapter_that_needs_no_more_than_those_before_it_needs_no_other_flags() -> None:
+    wide = AdapterLayout(32, 1.0, {"model.layers.0.q_proj": ("a", "b")})
+    narrow = AdapterLayout(8, 4.0, {"model.layers.0.q_proj": ("a", "b")})
+    other = AdapterLayout(8, 4.0, {"model.layers.0.o_proj": ("a", "b")})
+    needs = AdapterNeeds().grown(wide, 3)
+    assert needs.grown(narrow, 2) == needs
+    assert needs.grown(other, 3) == AdapterNeeds(32, ["o_proj", "q_proj"], 3)
 
 
 @pytest.mark.parametrize(
