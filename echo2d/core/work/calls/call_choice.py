@@ -33,7 +33,8 @@ class CallChoice:
     failures: int = 0
     # Why it has ended, while it waits for the verdict of the audit.
     finish: Finish | None = None
-    # The worker that failed it last; it does not get the choice for CALL_AVOID_S.
+    # The worker that failed it last, or that the audit did not believe in its session; it does not get the choice for
+    # CALL_AVOID_S.
     avoid: PeerId | None = None
 
     @property

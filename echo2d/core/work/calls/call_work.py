@@ -90,6 +90,8 @@ class CallWork:
         self._held = 0  # slots
         self._prompt_bytes: Counter[PeerId] = Counter()
         self._sessions: dict[str, PeerId] = {}
+        # By session, the worker whose answer the audit did not believe last.
+        self._doubted: dict[str, PeerId] = {}
         # The value of `_now_is` when no other choice could be placed.
         self._tried: tuple[int, ...] = ()
         self._run_first_until = 0.0
@@ -103,6 +105,15 @@ class CallWork:
     def wanted(self, key: HeldLease) -> dict[int, CallChoice]:
         """The wanted choices of a lease, by sample; none after the lease has ended."""
         return self._running[key].wanted if key in self._running else {}
+
+    def doubt(self, session: str, worker: PeerId) -> None:
+        """The audit did not believe what this worker wrote: the session's next calls prefer other workers."""
+        self._sessions.pop(session, None)
+        self._doubted[session] = worker
+        keep_newest(self._doubted, _SESSIONS_MAX)
+
+    def doubted(self, session: str) -> PeerId | None:
+        return self._doubted.get(session)
 
     # --- for the scheduler
 
@@ -253,7 +264,7 @@ class CallWork:
         leases = [lease for lease in self._scheduler.leases if lease.kind == CALLS]
         assert {lease.key for lease in leases} == set(self._running)
         assert self._held == sum(len(lease.samples) for lease in leases)
-        assert len(self._sessions) <= _SESSIONS_MAX
+        assert max(len(self._sessions), len(self._doubted)) <= _SESSIONS_MAX
         prompt_bytes: Counter[PeerId] = Counter()
         for key, running in self._running.items():
             assert running.wanted

@@ -108,6 +108,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         if too_many := self._open.too_many(event):
             return self._refuse(event.call, "busy", too_many)
         for choice in self._open.open(event):
+            choice.avoid = self._work.doubted(event.session)
             self._queue.put(choice, now=now)
         return []
 
@@ -243,6 +244,8 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             return []
         if verdict.good:
             return [*self._tell(choice, choice.told, choice.finish), *self._done(choice, now)]
+        for worker in verdict.blamed:
+            self._work.doubt(choice.call.session, worker)
         return self._give_up(choice.call.call, "failed", "the audit does not believe it", now)
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:

@@ -66,6 +66,18 @@ def test_a_choice_that_the_auditor_does_not_believe_ends_its_call() -> None:
     assert calls.world.standing("a") == "flagged"
 
 
+def test_a_sample_that_is_asked_for_again_goes_to_another_worker() -> None:
+    calls = CallsWorld("a")
+    calls.do(call(1, trained=True, session="sample"))
+    calls.answer(key_of(of_calls(calls.peer)[-1]), LIE)
+    calls.let_audit()
+    other = calls.world.connect("mine", trusted=True)
+    while calls.world.pending or calls.world.refit(other):
+        calls.world.drain()
+    calls.do(call(2, trained=True, session="sample"))
+    assert [len(of_calls(peer)) for peer in (calls.peer, other)] == [1, 1]
+
+
 def test_a_trusted_workers_choice_and_a_call_that_is_not_trained_on_end_at_once() -> None:
     calls = CallsWorld("mine")
     calls.answer(calls.ask(), TRUE)
