@@ -47,6 +47,7 @@ nightly: $(NIGHTLY:%=nightly-%)
 
 nightly-sglang: $(READY)
 	bash tools/sglang_cpu/setup.sh
+	bash tools/tinker/setup.sh
 	$(BIN)/pytest tests/nightly/sglang --ignore=tests/nightly/sglang/test_loop.py -rs --log-level=INFO $(ARGS)
 
 nightly-sglang-loop: $(READY)
@@ -55,6 +56,7 @@ nightly-sglang-loop: $(READY)
 
 nightly-vllm: $(READY)
 	bash tools/vllm_cpu/setup.sh
+	bash tools/tinker/setup.sh
 	$(BIN)/pytest tests/nightly/vllm -rs --log-level=INFO $(ARGS)
 
 nightly-canary: $(READY)

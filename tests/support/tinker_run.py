@@ -68,10 +68,15 @@ class TinkerRun:
 
 @contextmanager
 def tinker_run(
-    folder: Path, model: Path, workers: int = 1, port: int = 0, slots: int = 16
+    folder: Path,
+    model: Path,
+    workers: int = 1,
+    port: int = 0,
+    slots: int = 16,
+    tables: str = "",
 ) -> Iterator[TinkerRun]:
     """port: of the coordinator, and the next one of its link; 0: any free ones, others after a restart.
-    slots: of each worker.
+    slots: of each worker. tables: more of the run's file.
     """
     folder.mkdir(exist_ok=True)
     config = folder / "run.toml"
@@ -88,6 +93,7 @@ port = {port and port + 1}
 "{BASE_MODEL}" = "{model}"
 [learner]
 threads = 1
+{tables}
 """
     )
     with Programs(folder / "logs") as programs:
