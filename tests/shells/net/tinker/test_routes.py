@@ -1,5 +1,6 @@
 """The Tinker API over real HTTP, with the real service behind it."""
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import count
@@ -41,10 +42,11 @@ from echo2d.net.http.json_fields import Handler, secret_of
 from echo2d.net.security.auth import Caller, Denied, Role
 from echo2d.net.tinker import routes as module
 from echo2d.net.tinker.models import ServedModels
-from echo2d.net.tinker.routes import PREFIX, mount
+from echo2d.net.tinker.routes import PREFIX, TESTED, mount
 from echo2d.runtime.process.mailbox import PendingRequests
 from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.wire import read_prompt_call
+from tests.support.paths import REPO
 
 ROLES: dict[str, Role] = {"ann": "tinker", "bob": "tinker", "box": "worker"}
 BASE = "org/base"
@@ -306,6 +308,13 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
     monkeypatch.setattr(module, "FORWARD_BACKWARD_BYTES_MAX", 50)
     status, _ = await call(http, "forward_backward", bytes(51))
     assert status == 413
+
+
+def test_the_release_that_the_tests_install_is_the_newest_tested_one() -> None:
+    requirements = (REPO / "tools/tinker/requirements.txt").read_text()
+    (pinned,) = re.findall(r"^tinker==(\d+)\.(\d+)\.\d+$", requirements, re.MULTILINE)
+    oldest, newest = TESTED
+    assert oldest <= newest == tuple(map(int, pinned))
 
 
 async def test_a_client_of_another_release_is_warned(http: Http) -> None:
