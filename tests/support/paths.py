@@ -1,5 +1,6 @@
 """Where the repository is, for tests that read its files."""
 
+import os
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -11,4 +12,4 @@ TEST_ROOTS = tuple(REPO / "tests" / name for name in ("", "unit", "shells", "nig
 TRL_ENVIRONMENT = REPO / ".cache" / "trl"
 
 # `make nightly-tinker` installs the official client of the Tinker API here.
-TINKER_ENVIRONMENT = REPO / ".cache" / "tinker"
+TINKER_ENVIRONMENT = Path(os.environ.get("ECHO2D_SERVERS", REPO / ".cache")) / "tinker"
