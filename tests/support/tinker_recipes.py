@@ -21,7 +21,8 @@ from tests.support.paths import REPO, TINKER_ENVIRONMENT
 # The cookbook chooses the form of a conversation by the model's name: for this one "User: ...", which needs no special
 # tokens.
 BASE_MODEL = "Qwen/Qwen3-8B-Base"
-CONTEXT_TOKENS = 512
+# The first question of rl_numerics_check takes 1,200 tokens.
+CONTEXT_TOKENS = 4096
 # rl_basic and sl_basic take 128 rows at once.
 TRAIN_ROWS, TEST_ROWS = 160, 8
 
@@ -67,8 +68,19 @@ def comparison(one: int, other: int, wrong: int) -> dict[str, Any]:
     return {"chosen": f"{start}{one + other}", "rejected": f"{start}{wrong}"}
 
 
+def question(one: int, other: int, _wrong: int) -> dict[str, Any]:
+    return {"question": f"What is {one} plus {other}?"}
+
+
+def line(one: int, other: int, wrong: int) -> dict[str, Any]:
+    """Of the documents in which rl_numerics_check counts a word."""
+    return {"text": f"Between {one} and {wrong} many came before {other} , and most left later .\n"}
+
+
 # The rows of each repository of the hub, and the name of its configuration.
 ROWS = {
+    "Salesforce/wikitext": ("wikitext-103-raw-v1", line),
+    "zwhe99/DeepMath-103K": ("default", question),
     "HuggingFaceH4/no_robots": ("default", conversation),
     "openai/gsm8k": ("main", school_task),
     "Anthropic/hh-rlhf": ("default", comparison),

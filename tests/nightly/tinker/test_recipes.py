@@ -7,7 +7,13 @@ import pytest
 
 from examples.one_machine import CACHE
 from examples.smollm2 import model_directory
-from tests.support.tinker_recipes import RecipeRun, make_shadow, recipe_model, run_recipe
+from tests.support.tinker_recipes import (
+    BASE_MODEL,
+    RecipeRun,
+    make_shadow,
+    recipe_model,
+    run_recipe,
+)
 from tests.support.tinker_run import TinkerRun, tinker_run
 
 RECIPE_S = 600.0
@@ -26,6 +32,22 @@ RECIPES = {
         CHAT, "env=arithmetic", "group_size=4", "groups_per_batch=4", "max_tokens=8", "max_steps=3",
     ),
 }  # fmt: skip
+DISTILLATION = (
+    CHAT, f"teacher_model={BASE_MODEL}", "group_size=4", "groups_per_batch=4", "max_tokens=12", "lora_rank=32",
+    "learning_rate=0.01", "max_steps=3", "save_every=2",
+)  # fmt: skip
+# Documents of two pages of 60 characters, instead of 32 of 10,000.
+NUMERICS = (
+    "renderer_name=qwen3_instruct", "task.page_chars=60", "task.num_pages_min=2", "task.num_pages_max=2",
+    "learning_rate=0.001", "max_steps=2", "save_every=1",
+)  # fmt: skip
+NUMERICS_SIZES = {
+    "tiny": ("group_size=4", "groups_per_batch=4", "max_tokens=64"),
+    "smol": ("group_size=2", "groups_per_batch=2", "max_tokens=32"),
+}
+# On average over the tokens, between sampler and trainer, in nats.
+DIFFERENCE_MAX = 1e-3
+SQUARES = "optim/kl_sample_train_v2"  # half of the squared differences
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +70,11 @@ def started(folder: Path, model: Path) -> Iterator[TinkerRun]:
 def ran(run: TinkerRun, recipe: str, *arguments: str) -> RecipeRun:
     hub = run.folder.parent / "hub"
     return run_recipe(recipe, arguments, run.url, run.key(), hub, RECIPE_S)
+
+
+def differences(found: RecipeRun, name: str = "optim/kl_sample_train_v1") -> list[float]:
+    """Of each step: of the logprobs of sampler and trainer, or of others, for the same tokens, in nats."""
+    return [abs(row[name]) for row in found.metrics if name in row]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -75,9 +102,28 @@ def test_reinforcement_learning_learns_and_both_sides_agree(smol: TinkerRun) -> 
     steps = [row for row in found.metrics if "env/all/reward/total" in row]
     rewards = [row["env/all/reward/total"] for row in steps]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.4, rewards
-    # log p of sampler and trainer, for the same tokens.
-    differences = [abs(row["optim/kl_sample_train_v1"]) for row in steps]
-    assert max(differences) < 1e-3, differences
+    assert max(differences(found)) < DIFFERENCE_MAX
+
+
+@pytest.mark.parametrize("model", NUMERICS_SIZES)
+def test_the_numerics_check_runs_and_both_sides_agree(
+    request: pytest.FixtureRequest, model: str
+) -> None:
+    run = request.getfixturevalue(model)
+    found = ran(run, "rl_numerics_check.train", *NUMERICS, *NUMERICS_SIZES[model])
+    assert len(differences(found)) == 2
+    assert max(differences(found)) <= DIFFERENCE_MAX
+    assert max(differences(found, SQUARES)) <= DIFFERENCE_MAX**2
+
+
+def test_a_student_begins_as_its_teacher_and_leaves_it(tiny: TinkerRun) -> None:
+    """The teacher is the base model."""
+    found = ran(tiny, "distillation.on_policy_distillation", *DISTILLATION)
+    assert "tinker://" in (found.log_path / "checkpoints.jsonl").read_text()
+    assert differences(found, "teacher_kl")[0] < DIFFERENCE_MAX
+    first, *others = (row["grad_norm"] for row in found.metrics if "teacher_kl" in row)
+    assert first < DIFFERENCE_MAX < min(others)
+    assert max(differences(found)) <= DIFFERENCE_MAX  # also with trained weights
 
 
 def test_importance_sampling_trains_too(smol: TinkerRun) -> None:
