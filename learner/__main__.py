@@ -49,9 +49,10 @@ from echo2d.logs import LEVELS, start_logging
 from echo2d.stop_signals import SIGNALS, stop_told
 
 if TYPE_CHECKING:
-    from echo2d.learner.ranks.ranks import Rendezvous
+    from echo2d.learner.ranks.ranks import Ranks, Rendezvous
     from echo2d.learner.sft import SftSource
     from echo2d.learner.tinker.serve import OperationSource
+    from echo2d.learner.tinker.trainer import Trainer
 
 # Each of these options needs one of the options to its right.
 _GO_WITH = {
@@ -155,8 +156,6 @@ class _FailureReport:
 
 def _load(options: argparse.Namespace) -> LearnerConfig:
     """Load the config, and make the operator's own functions that it names importable."""
-    if options.serve and place().size > 1:
-        raise OperatorFault("--serve needs one process; start it without echo2d.learner.torchrun")
     if options.sft:
         from echo2d.learner.sft import SftConfig
 
@@ -260,25 +259,24 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
         service.starting("loading the model")
         log.info("loading model=%s", config.model)
         # The import of torch takes seconds, so mistakes in the configuration are reported before it.
+        rendezvous = failures.rendezvous
+        joined = None if rendezvous is None else rendezvous.join(config, lost=failures.lose)
         if options.serve:
             from echo2d.learner.tinker.serve import serve
-            from echo2d.learner.tinker.trainer import Trainer
 
-            assert coordinator is not None, "--serve has no --sft"
             serve(
-                Trainer(config, coordinator.publish, coordinator.run_id),
-                cast("OperationSource", coordinator),
+                _trainer(config, coordinator, joined),
+                cast("OperationSource | None", coordinator),
                 stopped=lambda: prefetch.stopped,
                 identity=identity,
                 take_over=options.take_over,
                 service=service,
             )
+            _leave(rendezvous)
             return
         from echo2d.learner.sft_train import SftLearner
         from echo2d.learner.train import Learner
 
-        rendezvous = failures.rendezvous
-        joined = None if rendezvous is None else rendezvous.join(config, lost=failures.lose)
         learner = (SftLearner if options.sft else Learner)(
             config,
             cast("Coordinator", coordinator or source),
@@ -295,12 +293,28 @@ def _run(options: argparse.Namespace, here: Place, failures: _FailureReport) -> 
                 f"{made} is the model of another training; move it away, or use another sft.out_dir"
             )
         learner.run()
-        if rendezvous is not None:
-            rendezvous.leave()
+        _leave(rendezvous)
         if source is not None and learner.step >= config.steps:
             _hand_over(options, config.out_dir, learner.step)
         if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
+
+
+def _leave(rendezvous: "Rendezvous | None") -> None:
+    """End in order, if there are other ranks."""
+    if rendezvous is not None:
+        rendezvous.leave()
+
+
+def _trainer(
+    config: LearnerConfig, coordinator: Coordinator | None, ranks: "Ranks | None"
+) -> "Trainer":
+    """The trainer of --serve. coordinator: None on other ranks than 0."""
+    from echo2d.learner.tinker.trainer import Trainer
+
+    if coordinator is None:
+        return Trainer(config, ranks=ranks)
+    return Trainer(config, coordinator.publish, coordinator.run_id, ranks)
 
 
 def _watch_notice(

@@ -14,7 +14,7 @@ Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import chain
 from types import MethodType
 from typing import Any, cast
@@ -31,8 +31,9 @@ from echo2d.learner.model.attention import NAME, AttentionPlans, UnknownAttentio
 from echo2d.learner.model.logprobs import LogitTail, TokenScores, token_scores, whole_logits
 from echo2d.learner.ranks.row_ranks import RowRanks
 
-# The name of a method of the model, and of one of its head. FSDP2 gathers their weights before it calls these methods.
+# The names of methods of the model, and of its head. FSDP2 gathers their weights before it calls these methods.
 METHOD = "score_tokens"
+READER = "read_logits"
 # Layers that `attention` supports.
 _KINDS = {"full_attention", "sliding_attention"}
 # Prompts of two tokens, each twice, with answers of one. In a layer of experts rounding may send a token to another
@@ -62,10 +63,16 @@ class AnswerScorer:
         self._device = next(model.parameters()).device
         self._probes = probes
         self._tail = _tail(model, self._device) if probes else LogitTail()
-        for module, method in ((model, _score), (model.get_output_embeddings(), _apply_head)):
-            setattr(module, METHOD, MethodType(method, module))
+        head = model.get_output_embeddings()
+        for module, name, method in (
+            (model, METHOD, _score),
+            (head, METHOD, _apply_head),
+            (model, READER, _read),
+            (head, READER, _read_head),
+        ):
+            setattr(module, name, MethodType(method, module))
             if isinstance(module, FSDPModule):
-                register_fsdp_forward_method(cast("nn.Module", module), METHOD)
+                register_fsdp_forward_method(cast("nn.Module", module), name)
         self.packed = packing and self._takes_our_attention()
         if packing and not self.packed:
             log.warning("packing is off: this model cannot keep the answers of a row apart")
@@ -134,21 +141,24 @@ class AnswerScorer:
         return TokenScores(*row_ranks.gather(found, first, len(places_n)))
 
     @torch.no_grad()
-    def logits(
+    def read_logits(
         self,
         tokens_bt: NDArray[np.int64],
         places_n: NDArray[np.int64],
-        positions_bt: NDArray[np.int64] | None = None,
-        pieces: Pieces | None = None,
-    ) -> Iterator[Tensor]:
-        """The logits [some of n, v] at these places, a few of them at a time. The arguments are those of
-        `score_targets`. Not for a model whose weights or rows are shared by ranks.
+        positions_bt: NDArray[np.int64] | None,
+        pieces: Pieces | None,
+        read: Callable[[Tensor], object],
+    ) -> None:
+        """Call `read` with the logits [some of n, v] at these places, a few of them at a time. The other arguments are
+        those of `score_targets`. Ranks that share the weights read the same. Not for ranks that share rows.
         """
-        context = self._context(positions_bt, pieces, RowRanks())
-        found = self.model.base_model(input_ids=self._here(tokens_bt), use_cache=False, **context)
-        hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, self._here(places_n))
-        head = self.model.get_output_embeddings()
-        yield from whole_logits(hidden_nh, head.weight, getattr(head, "bias", None), self._tail)
+        getattr(self.model, READER)(
+            self._here(tokens_bt),
+            self._here(places_n),
+            read,
+            self._tail,
+            self._context(positions_bt, pieces, RowRanks()),
+        )
 
     def _context(
         self, positions_bt: NDArray[np.int64] | None, pieces: Pieces | None, row_ranks: RowRanks
@@ -252,12 +262,30 @@ def _score(
     context: dict[str, Any],
 ) -> TokenScores:
     """A method of the model: the scores of drawn_n, each from the model's output at places_n of all rows."""
-    found = model.base_model(input_ids=tokens_bt, use_cache=False, **context)
-    hidden_nh = found.last_hidden_state.flatten(0, 1).index_select(0, places_n)
     scores: TokenScores = getattr(model.get_output_embeddings(), METHOD)(
-        hidden_nh, drawn_n, temperatures_n, tail
+        _hidden(model, tokens_bt, places_n, context), drawn_n, temperatures_n, tail
     )
     return scores
+
+
+def _read(
+    model: Any,
+    tokens_bt: Tensor,
+    places_n: Tensor,
+    read: Callable[[Tensor], object],
+    tail: LogitTail,
+    context: dict[str, Any],
+) -> None:
+    """A method of the model: see `AnswerScorer.read_logits`."""
+    head = model.get_output_embeddings()
+    getattr(head, READER)(_hidden(model, tokens_bt, places_n, context), read, tail)
+
+
+def _hidden(model: Any, tokens_bt: Tensor, places_n: Tensor, context: dict[str, Any]) -> Tensor:
+    """The hidden states below the head at places_n of all rows [n, h]."""
+    found = model.base_model(input_ids=tokens_bt, use_cache=False, **context)
+    hidden_nh: Tensor = found.last_hidden_state.flatten(0, 1).index_select(0, places_n)
+    return hidden_nh
 
 
 def _apply_head(
@@ -266,6 +294,14 @@ def _apply_head(
     """A method of the head: the scores of drawn_n, each from the hidden state of its row."""
     bias_v = getattr(head, "bias", None)
     return token_scores(hidden_nh, head.weight, bias_v, drawn_n, temperatures_n, tail)
+
+
+def _read_head(
+    head: Any, hidden_nh: Tensor, read: Callable[[Tensor], object], tail: LogitTail
+) -> None:
+    """A method of the head: call `read` with the logits of a few hidden states at a time."""
+    for logits_nv in whole_logits(hidden_nh, head.weight, getattr(head, "bias", None), tail):
+        read(logits_nv)
 
 
 def _tail(model: Any, device: torch.device) -> LogitTail:

@@ -175,6 +175,23 @@ class Ranks:
         """`Channel.gather` for the main thread."""
         return self._main_channel.gather(value)
 
+    def all_or_none(self, call: Callable[[], _T]) -> _T:
+        """Call `call` on every rank, which must not talk to others in it. If it fails on any rank, the first such
+        rank's exception is raised on all of them.
+        """
+        if self.size == 1:
+            return call()
+        error: Exception | None = None
+        try:
+            value = call()
+        except Exception as own:  # noqa: BLE001 - it is raised below
+            error = own
+        errors = self.gather(error)
+        first = self.share(lambda: next((each for each in errors if each is not None), None))
+        if first is not None:
+            raise first
+        return value
+
     def highest(self, value: int) -> int:
         """`Channel.highest` for the main thread."""
         return self._main_channel.highest(value)
@@ -303,7 +320,8 @@ class Rendezvous:
             # torchrun has ended, and with it the store.
             return True
 
-    def is_lost_rank(self, error: Exception) -> bool:
+    @staticmethod
+    def is_lost_rank(error: Exception) -> bool:
         """Whether the error is torch's report of a lost connection to another rank."""
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)

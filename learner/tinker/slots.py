@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,14 +122,16 @@ class Slot:
             for moment in MOMENTS
         }
 
-    def step(self, adam: Adam) -> float:
+    def step(self, adam: Adam, add_up: Callable[[Tensor], object] = lambda _: None) -> float:
         """Apply the gradient, drop it, and return its norm before clipping. No gradient counts as one of zeros.
 
-        WrongCall: the gradient is not finite. It is dropped, and nothing else changes.
+        add_up: replaces this rank's part of a gradient by the sum of all ranks' parts. WrongCall: the gradient is not
+        finite. It is dropped, and nothing else changes.
         """
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
+            add_up(weight.grad)
         norm = float(
             torch.nn.utils.clip_grad_norm_(self.weights.values(), adam.grad_clip_norm or math.inf)
         )

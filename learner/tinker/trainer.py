@@ -10,6 +10,16 @@
 
 A call is checked before anything is computed, so a call that the client got wrong changes nothing.
 
+Several ranks share the base model (FSDP2), and each has all slots. They run the same calls in step:
+
+    checks             on all ranks; if they fail on one rank, the call fails on all
+    forward_backward   each rank runs its share of the rows, and keeps its part of the gradient
+    optim_step         the parts are added up; then each rank takes the same step
+    files, versions    by rank 0 alone
+
+A rank that fails inside a layer leaves the others waiting there, so all processes end. The next learner answers this
+call with the failure (`fatal_call`).
+
 The slots end with this process. For each model a later learner is told to load the state of its last written step, or
 to create it again, and then to run what came after.
 
@@ -23,14 +33,15 @@ import contextlib
 import json
 import logging
 import os
+import random
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,12 +55,11 @@ from echo2d.client import (
     base_digest,
 )
 from echo2d.core.base.model_config import context_max
-from echo2d.learner.batch.packing import Pieces, best_fit
 from echo2d.learner.config import LearnerConfig, Place
 from echo2d.learner.model.layers import prepare_layers
 from echo2d.learner.model.load import empty_model, fill
 from echo2d.learner.model.scorer import AnswerScorer
-from echo2d.learner.ranks.ranks import Ranks, device_of, layers_of
+from echo2d.learner.ranks.ranks import Ranks, Rendezvous, device_of, layers_of, own_shard
 from echo2d.learner.saving.files import (
     ASIDE,
     make_directory,
@@ -58,6 +68,8 @@ from echo2d.learner.saving.files import (
     whole_directory,
 )
 from echo2d.learner.saving.layout import layout_of
+from echo2d.learner.tinker.datums import CheckedDatum, laid_out, rows_of
+from echo2d.learner.tinker.fatal_call import FatalCall
 from echo2d.learner.tinker.prompt_reader import PromptReader
 from echo2d.learner.tinker.slots import (
     PUBLISHED_FILES,
@@ -97,35 +109,9 @@ SLOTS_SHARE_MAX = 0.5
 TARGETS_MAX, CALL_TARGETS_MAX = 1 << 18, 1 << 22
 # Slots of saved weights in memory.
 SCORED_SLOTS_MAX = 4
-# In a micro-batch, this many targets take as much room as one token: a token has activations of all layers.
-TARGETS_PER_TOKEN = 8
 FOLDER = re.compile("[0-9a-f]{1,64}")
 
 log = logging.getLogger("echo2d.learner")
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A datum that can be computed."""
-
-    tokens_t: NDArray[np.int64]
-    targets: NDArray[np.int64]  # [t], or several for each token [t, k]
-    given: Mapping[str, NDArray[np.float32]]  # for each target
-
-    @property
-    def width(self) -> int:
-        """Its room in a row, in tokens."""
-        return max(len(self.tokens_t), self.targets.size // TARGETS_PER_TOKEN)
-
-
-@dataclass(frozen=True, slots=True)
-class _MicroBatch:
-    """One forward pass: a row of pieces, or padded rows of one datum each."""
-
-    tokens_bt: NDArray[np.int64]
-    places_n: NDArray[np.int64]  # the token that each target belongs to
-    positions_bt: NDArray[np.int64] | None
-    pieces: Pieces | None
 
 
 class Trainer:
@@ -136,14 +122,18 @@ class Trainer:
         config: LearnerConfig,
         publish: Callable[[int, Path], object] | None = None,
         run_id: str = "",
+        ranks: Ranks | None = None,
     ) -> None:
-        """publish: makes a directory a version that workers serve. run_id: whose checkpoints these are."""
+        """publish: makes a directory a version that workers serve. run_id: whose checkpoints these are. Both are those
+        of rank 0. ranks: what `Rendezvous.join` returned; None: this process is the only rank.
+        """
         self._publish = publish
         if config.compile:
             raise OperatorFault("learner.compile: expected false with --serve; found true")
         if config.threads:
             torch.set_num_threads(config.threads)
-        ranks = Ranks(device=device_of(config.device, Place()))
+        ranks = ranks or Ranks(device=device_of(config.device, Place()))
+        self.ranks, self.broken = ranks, False
         if ranks.device.type == "cuda":
             # As `Policy` does: products of float32 factors use TF32.
             torch.set_float32_matmul_precision("high")
@@ -157,21 +147,23 @@ class Trainer:
         # Layers save memory (learner.recompute) only if they themselves, not their parts, are in training.
         for layer in layers_of(self.model):
             layer.training = True
-        self._factory = Slots(self.model, config.model, base_digest(config.model))
+        digest = ranks.share(lambda: base_digest(config.model))
+        self._factory = Slots(self.model, config.model, digest)
+        # Draws the seeds that clients leave open, the same ones on all ranks.
+        self._seeds = random.Random(ranks.share(lambda: secrets.randbits(63)))
         self._slots: dict[str, Slot] = {}
         self.states = SlotStates()
-        self._slots_bytes_max = SLOTS_SHARE_MAX * _memory_beside(self.model, ranks.device)
+        self._slots_bytes_max = SLOTS_SHARE_MAX * _memory_beside(self.model, ranks)
         # Slots of saved weights by folder, that score prompts.
         self._scored: dict[str, Slot] = {}
         self._vocabulary = int(self.model.config.get_text_config().vocab_size)
         read_max = context_max(json.loads((config.model / "config.json").read_bytes()))
         self._tokens_max = min(read_max or TARGETS_MAX, config.row_tokens_max or TARGETS_MAX)
-        self._root = config.out_dir / "tinker" / run_id
+        self._root = config.out_dir / "tinker" / ranks.share(lambda: run_id)
         # The shape of the adapter that was published last. For another shape engines build their model again.
         self._published = SlotShape(rank=32, train_attn=True, train_mlp=True)
-        make_directory("out_dir", self._root)
-        for left in self._root.glob(f"{ASIDE}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        ranks.share(self._make_root)
+        self._fatal = ranks.share(lambda: FatalCall.read(self._root))
         self._warned = False  # that some layers are not trained
 
     @property
@@ -179,67 +171,118 @@ class Trainer:
         return len(self._slots)
 
     def run(self, operation: TinkerOperation) -> OperationResult:
-        """The result of one call, in the form that `Coordinator.end_operation` takes.
+        """The result of one call, in the form that `Coordinator.end_operation` takes. That of forward_backward is only
+        on rank 0.
 
         WrongCall, Malformed: the client got it wrong. Any other exception: this learner did. A gradient may then lack a
-        part, and the coordinator drops it.
+        part, and the coordinator drops it. If `broken` is set then, the ranks are not in step any more and must end.
         """
-        model, arguments = operation.model, operation.arguments
+        if self._fatal is not None and self._fatal.is_of(operation):
+            return OperationFailed(self._fatal.line, "server")
+        try:
+            return self.ranks.all_or_none(lambda: self._checked_call(operation))()
+        except BaseException:
+            if operation.kind == "optim_step" and operation.model in self._slots:
+                # The next step must not have the gradient of this one.
+                self._slots[operation.model].discard()
+            raise
+
+    def _checked_call(self, operation: TinkerOperation) -> Callable[[], OperationResult]:
+        """Do the part of a call in which ranks do not talk to each other, and return the rest."""
+        model, arguments, body = operation.model, operation.arguments, operation.body
+        slot = self._slots.get(model)
         match operation.kind:
             case "create":
                 return self._create(model, arguments)
             case "load":
                 return self._load(model, arguments)
-            case "publish" if self._publish is not None:
-                with self._snapshot(arguments) as directory:
-                    self._publish(arguments["version"], directory)
-                return {}
+            case "publish":
+                return partial(self.ranks.share, partial(self._publish_snapshot, arguments))
             case "score":
-                return self._score(arguments, operation.body)
+                return self._in_step(operation, self._score(arguments, body))
             case "keep":
-                return self._keep_only(arguments["models"], arguments["folders"])
-        slot = self._slots.get(model)
-        if slot is None:
-            return OperationFailed(f"model {model} is not in the learner's memory", "server")
-        match operation.kind:
+                return partial(self._keep_only, arguments["models"], arguments["folders"])
+            case _ if slot is None:
+                return _failing(f"model {model} is not in the learner's memory")
             case "forward_backward":
-                return self._forward_backward(model, slot, arguments, operation.body)
+                computed = self._forward_backward(model, slot, arguments, body)
+                return self._in_step(operation, computed)
             case "optim_step":
-                return self._optim_step(operation, slot)
+                return self._in_step(operation, self._optim_step(operation, slot))
             case "discard":
-                slot.discard()
-                return {}
+                return partial(self._discard, slot)
             case "save":
-                return self._save(model, slot, arguments)
-        return OperationFailed(f"this learner does not know the call {operation.kind!r}", "server")
+                return partial(self.ranks.share, partial(self._save, model, slot, arguments))
+        return _failing(f"this learner does not know the call {operation.kind!r}")
 
-    def _create(self, model: str, arguments: Mapping[str, Any]) -> OperationResult:
+    def _in_step(
+        self, operation: TinkerOperation, compute: Callable[[], OperationResult]
+    ) -> Callable[[], OperationResult]:
+        """For a part that ranks compute together: a failure of one rank of several sets `broken`. WrongCall comes on
+        all ranks, or on none.
+        """
+
+        def run() -> OperationResult:
+            try:
+                return compute()
+            except WrongCall:
+                raise
+            except Exception as error:
+                self.broken = self.ranks.size > 1
+                if self.broken and not Rendezvous.is_lost_rank(error):
+                    FatalCall.of(operation, error).write(self._root)
+                raise
+
+        return run
+
+    def _tell(self, level: int, what: str, **facts: object) -> None:
+        """Log it, once for all ranks."""
+        if self.ranks.leads:
+            say(log, level, what, **facts)
+
+    def _make_root(self) -> None:
+        make_directory("out_dir", self._root)
+        for left in self._root.glob(f"{ASIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _create(self, model: str, arguments: Mapping[str, Any]) -> Callable[[], OperationResult]:
         if not arguments["rank"]:
-            return OperationFailed("rank 0 (full weights) is not there yet")
+            return _failing("rank 0 (full weights) is not there yet", "user")
         names = "rank", "train_attn", "train_mlp", "train_unembed"
         shape = SlotShape(**{name: arguments[name] for name in names})
+        drawn = self._seeds.getrandbits(63)
         self._check_room(model, shape)
-        self._slots[model] = self._factory.create(shape, arguments["seed"])
+        slot = self._factory.create(
+            shape, drawn if arguments["seed"] is None else arguments["seed"]
+        )
         idle = self._factory.idle(shape)
-        if idle and not self._warned:
+        if idle and not self._warned and self.ranks.leads:
             self._warned = True
             log.warning(
                 "not trained: %s; such layers of this model get no adapter", ", ".join(idle)
             )
-        say(log, logging.INFO, "created", model=model, rank=shape.rank)
-        return {}
 
-    def _load(self, model: str, arguments: Mapping[str, Any]) -> OperationResult:
+        def keep() -> OperationResult:
+            self._slots[model] = slot
+            self._tell(logging.INFO, "created", model=model, rank=shape.rank)
+            return {}
+
+        return keep
+
+    def _load(self, model: str, arguments: Mapping[str, Any]) -> Callable[[], OperationResult]:
         began_at = time.monotonic()
         directory = self._directory(arguments)
         self._check_room(model, self._factory.shape_of(directory))
         slot = self._factory.load(directory, optimizer=arguments["optimizer"])
-        self._slots[model] = slot
-        told = {"folder": arguments["folder"], "seconds": _since(began_at)}
-        say(
-            log, logging.INFO, "loaded", model=model, rank=slot.shape.rank, steps=slot.steps, **told
-        )
-        return {"rank": slot.shape.rank}
+
+        def keep() -> OperationResult:
+            self._slots[model] = slot
+            shape = {"rank": slot.shape.rank, "steps": slot.steps}
+            told = {"folder": directory.name, "seconds": _since(began_at)}
+            self._tell(logging.INFO, "loaded", model=model, **shape, **told)
+            return {"rank": slot.shape.rank}
+
+        return keep
 
     def _check_room(self, model: str, shape: SlotShape) -> None:
         """WrongCall: a slot of this shape would be one too many, or too large. It replaces one of the same model."""
@@ -258,39 +301,53 @@ class Trainer:
             # So that its last state is deleted, too.
             self.states.wait_for(model)
             del self._slots[model]
+        self.ranks.share(lambda: self._keep_folders(folders))
+        return {}
+
+    def _keep_folders(self, folders: Collection[str]) -> None:
         for directory in self._root.iterdir():
             # Other names are not ours.
             if FOLDER.fullmatch(directory.name) and directory.name not in folders:
                 remove_directory(directory)
-        return {}
 
-    def _optim_step(self, operation: TinkerOperation, slot: Slot) -> OperationResult:
+    def _optim_step(self, operation: TinkerOperation, slot: Slot) -> Callable[[], OperationResult]:
         """Apply the gradient, and have the slot's state written to the folder of the order, unless it names none."""
-        began_at, tokens, spent_s = time.monotonic(), slot.tokens, slot.seconds
         model, settings = operation.model, dict(operation.arguments)
-        try:
-            folder = settings.pop("folder", "")
-            directory = self._directory({"folder": folder}) if folder else None
-            norm = slot.step(Adam(**settings))
-        except BaseException:
-            # The next step must not have the gradient of this one.
-            slot.discard()
-            raise
-        said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": tokens}
-        seconds = spent_s + time.monotonic() - began_at
-        say(log, logging.INFO, "stepped", model=model, **said, seconds=f"{seconds:.1f}")
-        if directory is not None:
-            files_of = partial(self._factory.files_of, slot, optimizer=True)
-            self.states.write(model, operation.number, directory, files_of)
-        return {"metrics": {"grad_norm": norm}, "tokens": tokens, "seconds": seconds}
+        folder = settings.pop("folder", "")
+        directory = self._directory({"folder": folder}) if folder else None
+        adam = Adam(**settings)
+
+        def step() -> OperationResult:
+            began_at, tokens, spent_s = time.monotonic(), slot.tokens, slot.seconds
+            norm = slot.step(adam, self.ranks.add_up)
+            said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": tokens}
+            seconds = spent_s + time.monotonic() - began_at
+            self._tell(logging.INFO, "stepped", model=model, **said, seconds=f"{seconds:.1f}")
+            if directory is not None and self.ranks.leads:
+                files_of = partial(self._factory.files_of, slot, optimizer=True)
+                self.states.write(model, operation.number, directory, files_of)
+            return {"metrics": {"grad_norm": norm}, "tokens": tokens, "seconds": seconds}
+
+        return step
+
+    def _discard(self, slot: Slot) -> OperationResult:
+        slot.discard()
+        return {}
 
     def _save(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
         began_at, directory = time.monotonic(), self._directory(arguments)
         files = self._factory.files_of(slot, optimizer=arguments["optimizer"])
         written = write_slot(directory, files)
         told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
-        say(log, logging.INFO, "saved", model=model, steps=slot.steps, **told)
+        self._tell(logging.INFO, "saved", model=model, steps=slot.steps, **told)
         return {"bytes": written, "steps": slot.steps}
+
+    def _publish_snapshot(self, arguments: Mapping[str, Any]) -> OperationResult:
+        if self._publish is None:
+            return OperationFailed("this learner publishes nothing", "server")
+        with self._snapshot(arguments) as directory:
+            self._publish(arguments["version"], directory)
+        return {}
 
     @contextlib.contextmanager
     def _snapshot(self, arguments: Mapping[str, Any]) -> Iterator[Path]:
@@ -319,7 +376,7 @@ class Trainer:
 
     def _forward_backward(
         self, model: str, slot: Slot, arguments: Mapping[str, Any], body: bytes
-    ) -> bytes:
+    ) -> Callable[[], OperationResult]:
         began_at, call = time.monotonic(), read_forward_backward(body)
         learns = not call.head.forward_only
         loss = loss_with(call.head.loss, call.config)
@@ -337,42 +394,66 @@ class Trainer:
             raise WrongCall(
                 f"{TARGETS}: expected at most {CALL_TARGETS_MAX} in a call; found {targets}"
             )
-        logprobs: dict[int, NDArray[np.float32]] = {}
-        total = 0.0
-        with self._factory.using(slot), torch.set_grad_enabled(learns):
-            for places in self._rows(data):
-                row = [data[place] for place in places]
-                losses, found_n = self._compute(row, loss, learns=learns)
-                total += losses
-                ends = np.cumsum([each.targets.size for each in row])[:-1]
-                for place, own in zip(places, np.split(found_n, ends), strict=True):
-                    logprobs[place] = own.reshape(data[place].targets.shape)
         tokens = sum(len(each.tokens_t) for each in data)
-        if learns:
-            slot.tokens += tokens
-            slot.seconds += time.monotonic() - began_at
-        told = {"loss_fn": call.head.loss, "tokens": tokens, "seconds": _since(began_at)}
-        say(log, logging.DEBUG, "computed", model=model, forward_only=not learns, **told)
-        metrics = {"loss:sum": total, "tokens:sum": float(tokens), **staleness_metrics(stale)}
-        return write_forward_backward_output(
-            [logprobs[place] for place in range(len(data))], metrics
-        )
 
-    @torch.no_grad()
-    def _score(self, arguments: Mapping[str, Any], body: bytes) -> bytes:
+        def compute() -> OperationResult:
+            with self._factory.using(slot), torch.set_grad_enabled(learns):
+                own = self._own_share(data, loss, learns=learns)
+            parts = self.ranks.gather(own)
+            if learns:
+                slot.tokens += tokens
+                slot.seconds += time.monotonic() - began_at
+            told = {"loss_fn": call.head.loss, "tokens": tokens, "seconds": _since(began_at)}
+            self._tell(logging.DEBUG, "computed", model=model, forward_only=not learns, **told)
+            if not parts:
+                return {}
+            logprobs = {place: found for _, some in parts for place, found in some.items()}
+            total = sum(each for each, _ in parts)
+            sums = {"loss:sum": total, "tokens:sum": float(tokens)}
+            metrics = {**sums, **staleness_metrics(stale)}
+            ordered = [logprobs[place] for place in range(len(data))]
+            return write_forward_backward_output(ordered, metrics)
+
+        return compute
+
+    def _own_share(
+        self, data: Sequence[CheckedDatum], loss: Loss, *, learns: bool
+    ) -> tuple[float, dict[int, NDArray[np.float32]]]:
+        """The sum of the losses of this rank's rows, and the logprobs of their datums by their places."""
+        ranks, total = self.ranks, 0.0
+        logprobs: dict[int, NDArray[np.float32]] = {}
+        most, packed = self._config.micro_batch_tokens, self._scorer.packed
+        rows = rows_of(data, most, ranks.size, packed=packed)
+        # All ranks run their first row together, then their second one, and so on.
+        while len(rows) % ranks.size:
+            rows.append([])
+        for places in rows[ranks.rank :: ranks.size]:
+            row = [data[place] for place in places]
+            losses, found_n = self._compute(row or [data[0].empty], loss, learns=learns)
+            total += losses
+            ends = np.cumsum([each.targets.size for each in row])[:-1]
+            for place, own in zip(places, np.split(found_n, ends), strict=bool(row)):
+                logprobs[place] = own.reshape(data[place].targets.shape)
+        return total, logprobs
+
+    def _score(self, arguments: Mapping[str, Any], body: bytes) -> Callable[[], OperationResult]:
         """What a client asks of a prompt, under saved weights (folder "": the base model)."""
         call = read_prompt_call(body)
         check_tokens("prompt", call.tokens_t, self._vocabulary)
         reader = PromptReader(call, self._device)
-        if len(reader.rows_n):
-            row = _Checked(call.tokens_t[:-1], call.tokens_t[1:], {})
-            micro = _laid_out([row], packed=self._scorer.packed)
-            with self._factory.using(self._snapshot_slot(arguments["folder"])):
+        slot = self._snapshot_slot(arguments["folder"]) if len(reader.rows_n) else None
+
+        def read() -> OperationResult:
+            if len(reader.rows_n):
+                row = CheckedDatum(call.tokens_t[:-1], call.tokens_t[1:], {})
+                micro = laid_out([row], packed=self._scorer.packed)
                 places_n = micro.places_n[reader.rows_n]
                 parts = micro.tokens_bt, places_n, micro.positions_bt, micro.pieces
-                for logits_nv in self._scorer.logits(*parts):
-                    reader.read(logits_nv)
-        return write_prompt_scores(call, reader.scores)
+                with self._factory.using(slot):
+                    self._scorer.read_logits(*parts, reader.read)
+            return write_prompt_scores(call, reader.scores)
+
+        return read
 
     def _snapshot_slot(self, folder: str) -> Slot | None:
         """The slot of saved weights, of which the last few stay in memory; None: the base model."""
@@ -386,14 +467,14 @@ class Trainer:
             del self._scored[next(iter(self._scored))]
         return slot
 
-    def _check(self, place: int, datum: Datum, loss: Loss, *, learns: bool) -> _Checked:
+    def _check(self, place: int, datum: Datum, loss: Loss, *, learns: bool) -> CheckedDatum:
         """WrongCall: the datum cannot be computed."""
         try:
             return self._checked(datum, loss, learns=learns)
         except WrongCall as wrong:
             raise WrongCall(f"datum {place}: {wrong}") from wrong
 
-    def _checked(self, datum: Datum, loss: Loss, *, learns: bool) -> _Checked:
+    def _checked(self, datum: Datum, loss: Loss, *, learns: bool) -> CheckedDatum:
         tokens, inputs = len(datum.tokens_t), datum.inputs
         if not 0 < tokens <= self._tokens_max:
             raise WrongCall(f"model_input: expected 1 to {self._tokens_max} tokens; found {tokens}")
@@ -405,25 +486,13 @@ class Trainer:
             # The client asks for logprobs, and computes a loss of its own from them.
             ones = np.ones(targets.shape, dtype=np.float32)
             inputs = {"weights": ones, **inputs}
-        return _Checked(datum.tokens_t, targets, given_of(loss, inputs, targets.shape))
-
-    def _rows(self, data: Sequence[_Checked]) -> Iterator[list[int]]:
-        """The data of each micro-batch, by their places."""
-        order = sorted(range(len(data)), key=lambda place: data[place].width, reverse=True)
-        most = self._config.micro_batch_tokens
-        if self._scorer.packed:
-            yield from best_fit([(data[place].width, place) for place in order], most)
-            return
-        while order:
-            count = max(1, most // data[order[0]].width)
-            yield order[:count]
-            order = order[count:]
+        return CheckedDatum(datum.tokens_t, targets, given_of(loss, inputs, targets.shape))
 
     def _compute(
-        self, row: Sequence[_Checked], loss: Loss, *, learns: bool
+        self, row: Sequence[CheckedDatum], loss: Loss, *, learns: bool
     ) -> tuple[float, NDArray[np.float32]]:
         """The sum of the losses of one micro-batch, and its logprobs [n]. learns: with the backward pass."""
-        micro = _laid_out(row, packed=self._scorer.packed)
+        micro = laid_out(row, packed=self._scorer.packed)
         targets_n = np.concatenate([each.targets.reshape(-1) for each in row])
         logprobs_n = self._scorer.score_targets(
             micro.tokens_bt, micro.places_n, targets_n, micro.positions_bt, micro.pieces
@@ -444,31 +513,24 @@ class Trainer:
         return float(losses_n.detach().double().sum()), logprobs_n.detach().cpu().numpy()
 
 
-def _memory_beside(model: Any, device: torch.device) -> int:
-    """The bytes of the GPU, or of this machine, that the model leaves."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    base = sum(each.numel() * each.element_size() for each in model.parameters())
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - base)
+def _memory_beside(model: Any, ranks: Ranks) -> float:
+    """The bytes of a rank's GPU, or of its part of the machine, that the model leaves: the least of all ranks."""
+    if ranks.device.type == "cuda":
+        free = torch.cuda.mem_get_info(ranks.device)[0]
+    else:
+        own = (own_shard(each) for each in model.parameters())
+        base = sum(each.numel() * each.element_size() for each in own)
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = machine // ranks.on_first_host - base
+    lacks = torch.tensor(-free, dtype=torch.float64, device=ranks.device)
+    return -float(ranks.maxima(lacks))
 
 
-def _laid_out(row: Sequence[_Checked], *, packed: bool) -> _MicroBatch:
-    lengths = np.array([len(each.tokens_t) for each in row])
-    width = int(lengths.sum() if packed else lengths.max())
-    starts = lengths.cumsum() - lengths if packed else np.arange(len(row)) * width
-    positions = [np.arange(length) for length in lengths]
-    tokens = np.zeros((1 if packed else len(row)) * width, dtype=np.int64)
-    places = []
-    for start, each, position in zip(starts, row, positions, strict=True):
-        tokens[start + position] = each.tokens_t
-        places.append(np.repeat(start + position, each.targets.size // len(position)))
-    nothing = np.zeros_like(lengths)
-    return _MicroBatch(
-        tokens.reshape(-1, width),
-        np.concatenate(places),
-        np.concatenate(positions)[None] if packed else None,
-        Pieces(starts, lengths, nothing, nothing) if packed else None,
-    )
+def _failing(
+    detail: str, category: Literal["user", "server"] = "server"
+) -> Callable[[], OperationResult]:
+    """The rest of a call that cannot be run."""
+    return lambda: OperationFailed(detail, category)
 
 
 def _since(began_at: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 import echo2d.learner.__main__ as program
 from echo2d.client import Fenced, OperationFailed, TinkerOperation, Unanswered, Unreachable
 from echo2d.learner.__main__ import main
-from echo2d.learner.config import LearnerConfig, Place
+from echo2d.learner.config import LearnerConfig
 from echo2d.learner.tinker.serve import serve
 from echo2d.learner.tinker.slots import Slot
 from echo2d.learner.tinker.trainer import Trainer
@@ -187,14 +187,3 @@ def test_serving_is_a_task_of_its_own(other: str, capsys: pytest.CaptureFixture[
     assert ended.value.code == 2
     name = other.partition("=")[0]
     assert f"--serve does not go with {name}" in capsys.readouterr().err
-
-
-def test_several_ranks_are_refused(
-    config: LearnerConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(program, "place", lambda: Place(0, 2, 0, 2))
-    assert main(["--config", str(write_config(tmp_path / "run.toml", config)), "--serve"]) == 2
-    assert "--serve needs one process" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""The datums of a call after they were checked, and the rows in which they are computed.
+
+Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a micro-batch, one datum after the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2d.learner.batch.packing import Pieces, best_fit
+
+# In a micro-batch, this many targets take as much room as one token: a token has activations of all layers.
+TARGETS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDatum:
+    """A datum that can be computed."""
+
+    tokens_t: NDArray[np.int64]
+    targets: NDArray[np.int64]  # [t], or several for each token [t, k]
+    given: Mapping[str, NDArray[np.float32]]  # for each target
+
+    @property
+    def width(self) -> int:
+        """Its room in a row, in tokens."""
+        return max(len(self.tokens_t), self.targets.size // TARGETS_PER_TOKEN)
+
+    @property
+    def empty(self) -> "CheckedDatum":
+        """A datum without targets, for the same loss."""
+        given = {name: np.zeros(0, np.float32) for name in self.given}
+        return CheckedDatum(np.zeros(1, np.int64), np.zeros((1, 0), np.int64), given)
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """One forward pass: a row of pieces, or padded rows of one datum each."""
+
+    tokens_bt: NDArray[np.int64]
+    places_n: NDArray[np.int64]  # the token that each target belongs to
+    positions_bt: NDArray[np.int64] | None
+    pieces: Pieces | None
+
+
+def laid_out(row: Sequence[CheckedDatum], *, packed: bool) -> LaidOut:
+    lengths = np.array([len(each.tokens_t) for each in row])
+    width = int(lengths.sum() if packed else lengths.max())
+    starts = lengths.cumsum() - lengths if packed else np.arange(len(row)) * width
+    positions = [np.arange(length) for length in lengths]
+    tokens = np.zeros((1 if packed else len(row)) * width, dtype=np.int64)
+    places = []
+    for start, each, position in zip(starts, row, positions, strict=True):
+        tokens[start + position] = each.tokens_t
+        places.append(np.repeat(start + position, each.targets.size // len(position)))
+    nothing = np.zeros_like(lengths)
+    return LaidOut(
+        tokens.reshape(-1, width),
+        np.concatenate(places),
+        np.concatenate(positions)[None] if packed else None,
+        Pieces(starts, lengths, nothing, nothing) if packed else None,
+    )
+
+
+def rows_of(
+    data: Sequence[CheckedDatum], tokens_max: int, ranks: int, *, packed: bool
+) -> list[list[int]]:
+    """The data of each micro-batch, by their places. Rank r of this many runs each of [r::ranks]. Only a row of one
+    datum is wider than `tokens_max`. packed: whether datums share a row of the model.
+    """
+    order = sorted(range(len(data)), key=lambda place: data[place].width, reverse=True)
+    # So that no rank has nothing to do while another one runs a full row.
+    most = min(tokens_max, max(1, -(-sum(each.width for each in data) // ranks)))
+    if packed:
+        return best_fit([(data[place].width, place) for place in order], most)
+    rows = []
+    while order:
+        count = max(1, most // data[order[0]].width)
+        rows.append(order[:count])
+        order = order[count:]
+    return rows

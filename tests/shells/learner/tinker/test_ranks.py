@@ -1,0 +1,229 @@
+"""Several ranks run the calls of clients as one rank does, and a call that fails on one rank fails on all."""
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from echo2d.client import OperationFailed, OperationResult, TinkerOperation
+from echo2d.learner.config import LearnerConfig
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.tinker.serve import serve
+from echo2d.learner.tinker.slots import Slots
+from echo2d.learner.tinker.trainer import Trainer
+from echo2d.tinker import messages_pb2 as pb
+from tests.support.forked_ranks import outcomes_of
+from tests.support.learner import make_base
+from tests.support.tinker_calls import (
+    ADAM,
+    CREATE,
+    MODEL,
+    Row,
+    ScriptedOperations,
+    answer_of,
+    call,
+    forward_backward,
+)
+
+VOCABULARY = 17
+RANKS = 2
+ERROR_MAX = 1e-6
+SERVED = "served"
+OTHER = "s:train:1"
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("deep"), layers=2)
+
+
+@pytest.fixture
+def shared(config: LearnerConfig, deep: Path) -> LearnerConfig:
+    """The rows of a call do not divide evenly: one rank has less to do."""
+    return dataclasses.replace(config, model=deep, micro_batch_tokens=10, recompute="all")
+
+
+def rows(rng_seed: int, lengths: Sequence[int] = (5, 9, 1, 7, 3)) -> list[Row]:
+    rng = np.random.default_rng(rng_seed)
+    made: list[Row] = []
+    for length in lengths:
+        inputs = {
+            "target_tokens": rng.integers(0, VOCABULARY, length),
+            "weights": rng.normal(size=length),
+        }
+        made.append((rng.integers(0, VOCABULARY, length).tolist(), inputs))
+    return made
+
+
+def fb(number: int, model: str = MODEL, **how: Any) -> TinkerOperation:
+    return forward_backward(rows(number, **how), model=model, number=number)
+
+
+def step(number: int, model: str = MODEL) -> TinkerOperation:
+    return call("optim_step", model, number=number, folder=f"{number:02x}", **ADAM)
+
+
+def prompt(folder: str) -> TinkerOperation:
+    asked = pb.PromptCall(tokens=np.arange(9, dtype="<i4").tobytes(), logprobs=True, last=8)
+    arguments = {"folder": folder}
+    return TinkerOperation("", 0, "score", arguments, asked.SerializeToString())
+
+
+def on_ranks(
+    config: LearnerConfig, folder: Path, *calls: TinkerOperation, prepare: Callable[[int], Any]
+) -> tuple[list[str], list[OperationResult], list[dict[str, Tensor]], ScriptedOperations]:
+    """What each rank said, the results, and the weights of MODEL on each rank. prepare: called with the rank."""
+
+    def run(rank: int) -> str:
+        prepare(rank)
+        coordinator = ScriptedOperations([*calls])
+        publish, run_id = (None, "") if rank else (coordinator.publish, coordinator.run_id)
+        trainer = Trainer(config, publish, run_id, Ranks(rank, RANKS))
+        assert any(isinstance(each, DTensor) for each in trainer.model.parameters())
+        source = None if rank else coordinator
+        try:
+            serve(trainer, source, stopped=lambda: source is not None and source.over)
+        finally:
+            slot = trainer._slots.get(MODEL)
+            kept = slot and {name: each.detach() for name, each in slot.weights.items()}
+            left = kept, coordinator.results, coordinator
+            (folder / f"left-{rank}").write_bytes(pickle.dumps(left))
+        return SERVED
+
+    said = outcomes_of(run, RANKS, folder)
+    left = [pickle.loads((folder / f"left-{rank}").read_bytes()) for rank in range(RANKS)]
+    return said, left[0][1], [kept for kept, *_ in left], left[0][2]
+
+
+def alone(config: LearnerConfig, *calls: TinkerOperation) -> tuple[Trainer, ScriptedOperations]:
+    coordinator = ScriptedOperations([*calls])
+    trainer = Trainer(config, coordinator.publish, "alone")
+    serve(trainer, coordinator, stopped=lambda: coordinator.over)
+    return trainer, coordinator
+
+
+def unchanged(_: int) -> None:
+    """The ranks are as they are."""
+
+
+CALLS = (
+    call("create", number=0, **CREATE),
+    call("create", OTHER, number=0, **{**CREATE, "seed": None}),
+    fb(1),
+    fb(2, lengths=(4,)),
+    step(3),
+    fb(4, OTHER),
+    fb(5),
+    forward_backward(rows(6), number=6, forward_only=True),
+    step(7),
+    call("discard", OTHER),
+    forward_backward([*rows(8), ([VOCABULARY], rows(8)[2][1])], number=8),
+    fb(9),
+    step(10),
+    call("save", number=11, folder="aa", optimizer=True),
+    prompt("aa"),
+    prompt(""),
+    call("publish", "", version=3, folder="aa"),
+    call("load", OTHER, number=1, folder="07", optimizer=True),
+    call("keep", "", models=[MODEL, OTHER], folders=["aa"]),
+    fb(12),
+)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_ranks_have_the_results_and_weights_of_one_rank(
+    shared: LearnerConfig, tmp_path: Path, packing: bool
+) -> None:
+    config = dataclasses.replace(shared, packing=packing)
+    trainer, expected = alone(config, *CALLS)
+    said, results, weights, coordinator = on_ranks(config, tmp_path, *CALLS, prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    for operation, mine, its in zip(CALLS, results, expected.results, strict=True):
+        check_same(operation, mine, its)
+    for name, weight in trainer._slots[MODEL].weights.items():
+        assert float((weights[0][name] - weight.detach()).abs().max()) < ERROR_MAX
+        assert all(torch.equal(weights[0][name], each[name]) for each in weights)
+    assert coordinator.published == expected.published
+    assert coordinator.saved == [(MODEL, number) for number in (3, 7, 10)]
+    assert {path.name for path in (config.out_dir / "tinker" / "run").iterdir()} == {"aa"}
+
+
+def check_same(operation: TinkerOperation, mine: OperationResult, its: OperationResult) -> None:
+    if operation.number == 8:
+        wrong = f"datum 5: model_input: expected tokens from 0 to {VOCABULARY - 1}; found 17"
+        assert mine == its == OperationFailed(wrong)
+    elif operation.kind == "forward_backward":
+        found, right = answer_of(mine), answer_of(its)
+        for one, other in zip(found.logprobs, right.logprobs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=ERROR_MAX, atol=ERROR_MAX)
+        assert found.metrics == pytest.approx(right.metrics, abs=1e-5)
+    elif operation.kind == "optim_step":
+        assert isinstance(mine, dict)
+        assert isinstance(its, dict)
+        assert mine["metrics"] == pytest.approx(its["metrics"], rel=1e-5)
+        assert mine["tokens"] == its["tokens"]
+    elif operation.kind == "score":
+        assert isinstance(mine, bytes)
+        assert isinstance(its, bytes)
+        one, other = (
+            np.frombuffer(pb.SampleResult.FromString(each).prompt_logprobs, "<f4")
+            for each in (mine, its)
+        )
+        assert len(one) == 9
+        np.testing.assert_allclose(one, other, rtol=ERROR_MAX, atol=ERROR_MAX)
+    else:
+        assert mine == its
+
+
+def failing_on_the_second_rank(owner: type, name: str) -> Callable[[int], None]:
+    """The first call of this method on rank 1 fails."""
+
+    def prepare(rank: int) -> None:
+        works = getattr(owner, name)
+
+        def fails(*_: object, **__: object) -> None:
+            setattr(owner, name, works)
+            raise torch.OutOfMemoryError("no memory is left")
+
+        if rank == 1:
+            setattr(owner, name, fails)
+
+    return prepare
+
+
+NO_MEMORY = OperationFailed("OutOfMemoryError: no memory is left", "server")
+
+
+def test_a_call_that_fails_on_one_rank_before_they_compute_fails_on_all(
+    shared: LearnerConfig, tmp_path: Path
+) -> None:
+    create = call("create", number=0, **CREATE)
+    prepare = failing_on_the_second_rank(Slots, "create")
+    said, results, _, _ = on_ranks(shared, tmp_path, create, fb(1), create, fb(1), prepare=prepare)
+    assert said == [SERVED] * RANKS
+    lost = OperationFailed(f"model {MODEL} is not in the learner's memory", "server")
+    assert results[:3] == [NO_MEMORY, lost, {}]
+    assert isinstance(results[3], bytes)
+
+
+def test_ranks_end_when_one_fails_amid_a_call_and_the_next_learner_answers_it(
+    shared: LearnerConfig, tmp_path: Path
+) -> None:
+    calls = call("create", number=0, **CREATE), fb(1)
+    prepare = failing_on_the_second_rank(AnswerScorer, "score_targets")
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=prepare)
+    assert said[1] == "OutOfMemoryError: no memory is left"
+    assert said[0] != SERVED
+    assert results == [{}]
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, fb(2), prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    assert results[:2] == [{}, NO_MEMORY]
+    assert isinstance(results[2], bytes)
