@@ -74,9 +74,10 @@ def tinker_run(
     port: int = 0,
     slots: int = 16,
     tables: str = "",
+    ranks: int = 1,
 ) -> Iterator[TinkerRun]:
     """port: of the coordinator, and the next one of its link; 0: any free ones, others after a restart.
-    slots: of each worker. tables: more of the run's file.
+    slots: of each worker. tables: more of the run's file. ranks: of the learner.
     """
     folder.mkdir(exist_ok=True)
     config = folder / "run.toml"
@@ -100,8 +101,12 @@ threads = 1
         coordinator = programs.start("coordinator", "-m", "echo2d", "tinker", f"--config={config}")
         announced = wait_for(folder / "coordinator" / "coordinator.json", programs, START_S)
         url = json.loads(announced)["url"]
-        serve = ("learn", f"--config={config}", "--serve")
-        learner = programs.start("learner", "-m", "echo2d", *serve)
+        serve = (f"--config={config}", "--serve")
+        if ranks > 1:
+            torchrun = ("echo2d.learner.torchrun", f"--nproc-per-node={ranks}", "--standalone")
+            learner = programs.start("learner", "-m", *torchrun, "-m", "echo2d.learner", *serve)
+        else:
+            learner = programs.start("learner", "-m", "echo2d", "learn", *serve)
         for number in range(workers):
             flags = (f"--base-model={model}", f"--slots={slots}", "--threads=1")
             start_worker(programs, f"box-{number}", folder, url, *flags)
