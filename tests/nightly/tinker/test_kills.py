@@ -24,8 +24,8 @@ from tests.support.tinker_run import TinkerRun, tinker_run
 
 RECIPE_S = 600.0
 LORA_SEED = 52
-# Kills come a little faster than one for each three steps, so these are enough for all kills.
-SL_STEPS, SL_BATCH = 140, 64
+# There are three to four steps for each kill, so these are enough for all kills.
+SL_STEPS, SL_BATCH = 220, 64
 SL_LOOP = (f"batch_size={SL_BATCH}", f"max_steps={SL_STEPS}", "save_every=5")
 SL_KILLS: dict[Victim, int] = {"coordinator": 16, "learner": 16}
 RL_STEPS = 45
