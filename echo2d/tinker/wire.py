@@ -4,9 +4,8 @@ A client sends forward_backward in this form and takes its result only in this f
 ignored, so that newer clients are understood. All else that does not fit is Malformed. Not here: what a loss needs (the
 learner), and the JSON bodies of all other routes (`net/tinker`).
 
-Strangers send these bytes. A body has at most FORWARD_BACKWARD_BYTES_MAX bytes, and protobuf needs at most about 30
-times as much memory to hold one that was made to be expensive. Sparse inputs are made dense only after their size has
-been checked.
+Strangers send these bytes. A body has at most FORWARD_BACKWARD_BYTES_MAX bytes, and its parts are counted before
+protobuf makes objects of them. Sparse inputs are made dense only after their size has been checked.
 """
 
 import itertools
@@ -20,6 +19,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.parts import TooManyParts, check_parts
 from echo2d.tinker.prompts import PromptCall, PromptScores, PromptTargets
 
 # One forward_backward. The client sends at most 5 MB, or a single datum: 131,072 tokens with 5 targets and weights for
@@ -30,6 +30,8 @@ DATUMS_MAX = 2048
 # Chunks, inputs and spans of all datums, and settings. Reading this many takes a second; a datum of text and a
 # conversation of 20 turns has 1 to 50.
 PARTS_MAX = 1 << 18
+# The parts of a larger body are counted before they are parsed. Those of a smaller one take at most 30 MB.
+COUNTED_BYTES_MIN = 1 << 20
 AXES_MAX = 2  # of an input: [tokens], or [tokens, targets for each token]
 # Numbers of all inputs of one forward_backward, the zeros of sparse ones included: twice as many as a body without
 # sparse inputs can hold, and 128 MiB as int64.
@@ -96,6 +98,11 @@ def read_head(body: bytes) -> Head:
 
 def read_forward_backward(body: bytes) -> ForwardBackward:
     """Decode and check a whole forward_backward. Sparse inputs become dense."""
+    if COUNTED_BYTES_MIN < len(body) <= FORWARD_BACKWARD_BYTES_MAX:
+        try:
+            check_parts(body, DATUMS_MAX, PARTS_MAX)
+        except TooManyParts as many:
+            raise Malformed(str(many)) from None
     call = _parse(pb.ForwardBackwardCall(), body)
     head = _head(call)
     _check_size(call)
