@@ -63,7 +63,7 @@ class HttpClient:
                 if answer.status != HTTPStatus.OK:
                     raise RuntimeError(f"{answer.status} {await answer.text()}")
                 if answer.content_type != "application/json":
-                    return await answer.read()
+                    return bytes(await answer.read())
                 found: dict[str, Any] = await answer.json()
             if "error" in found:
                 raise RuntimeError(found["error"])
