@@ -429,7 +429,7 @@ def _sampler_opened(row: _Row) -> SamplerOpened:
 
 def _operation(row: _Row) -> KeptOperation:
     """An operation without its body, which is in another table."""
-    model, number, packed, ended, stored = row
+    model, number, packed, ended, stored, needed = row
     taken: _Taken = _unpack_taken(packed)
     if (taken.model, taken.number) != (model, number):
         raise PeerFault("it is another operation's")
@@ -452,6 +452,7 @@ def _operation(row: _Row) -> KeptOperation:
         None if stored is None else _outcome(stored, failed=ended == _FAILED),
         ended=ended != _OPEN,
         failed=ended == _FAILED,
+        needed=bool(needed),
     )
 
 
@@ -600,7 +601,7 @@ TINKER_SAMPLERS: Query[SamplerOpened] = Query(
 )
 TINKER_OPERATIONS: Query[KeptOperation] = Query(
     "tinker_operations",
-    "SELECT model, number, taken, ended, result FROM tinker_operations ORDER BY model, number",
+    "SELECT model, number, taken, ended, result, needed FROM tinker_operations ORDER BY model, number",
     _operation,
 )
 TINKER_STEPS: Query[StepSaved] = Query(
@@ -874,7 +875,9 @@ def _tinker_session_over(record: SessionOver) -> list[Statement]:
 def _tinker_sampler_opened(record: SamplerOpened) -> list[Statement]:
     row = (record.sampler, record.session, pack(record))
     # It is there already if it goes on to other weights.
-    return [(SCHEMA.insert("tinker_samplers", "INSERT OR REPLACE"), row)]
+    moved = SCHEMA.sum_of("tinker_samplers", opened="excluded.opened")
+    change = f"ON CONFLICT (sampler) DO UPDATE SET opened = excluded.opened, sum = {moved}"
+    return [(f"{SCHEMA.insert('tinker_samplers')} {change}", row)]
 
 
 def _tinker_sampler_over(record: SamplerOver) -> list[Statement]:
@@ -915,7 +918,10 @@ def _tinker_operation_over(record: OperationOver) -> list[Statement]:
             facts = _ENDED, json.dumps(record.result)
     key = record.model, record.number
     changes: list[Statement] = [(change, (*facts, *key, int(record.needed)))]
-    return changes if record.needed else [*changes, (_FORGET_BODIES, (*key, record.number))]
+    # What has failed is never computed again.
+    if record.needed and not isinstance(record.result, Failed):
+        return changes
+    return [*changes, (_FORGET_BODIES, (*key, record.number))]
 
 
 def _tinker_gradient_dropped(record: GradientDropped) -> list[Statement]:

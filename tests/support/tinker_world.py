@@ -23,6 +23,7 @@ from echo2d.core.tinker.events import (
     OpenSession,
     OperationAsked,
     OperationEnded,
+    OperationLost,
     OperationTaken,
     SampleAsked,
     SampleOrder,
@@ -56,6 +57,8 @@ class TinkerWorld:
         self.answers: dict[int, Reply] = {}
         self.records: list[Any] = []
         self.bodies: dict[tuple[str, int], bytes] = {}
+        # Orders whose bodies have left the ledger.
+        self.lost: list[OperationLost] = []
         # What workers were asked to draw, or to draw no longer.
         self.draws: list[DrawSample | StopSample] = []
         # What the learner has run: (model, number, kind).
@@ -63,30 +66,39 @@ class TinkerWorld:
         self.fails: set[tuple[str, int]] = set()
 
     def take(self, actions: list[Any]) -> None:
+        """What a turn of the coordinator's loop does: first all records become durable."""
+        self.persist([action.record for action in actions if isinstance(action, Persist)])
         for action in actions:
-            if isinstance(action, Persist):
-                self.records.append(action.record)
-                if isinstance(action.record, OperationTaken):
-                    taken = action.record.operation
-                    self.bodies[taken.model, taken.number] = taken.body
-            elif isinstance(action, Reply | GiveOperation):
+            if isinstance(action, Reply | GiveOperation):
                 assert action.request not in self.answers, "answered twice"
                 self.answers[action.request] = self.told(action)
-            else:
+            elif not isinstance(action, Persist):
                 self.draws.append(action)
         self.service.check()
+
+    def persist(self, records: list[Any]) -> None:
+        self.records += records
+        for each in records:
+            if isinstance(each, OperationTaken):
+                self.bodies[each.operation.model, each.operation.number] = each.operation.body
 
     def told(self, action: Reply | GiveOperation) -> Reply:
         if isinstance(action, Reply):
             return action
-        body = self.told_body(action.model, action.number)
+        body = self.body_of(action.model, action.number)
+        if body is None:
+            self.lost.append(OperationLost(action.model, action.number))
+            return Reply(action.request, 204, {})
         return Reply(action.request, 200, pack({**action.order, "body": body}))
 
-    def told_body(self, model: ModelId, number: int) -> bytes:
+    def body_of(self, model: ModelId, number: int) -> bytes | None:
         return self.bodies[model, number]
 
-    def handle(self, event: TinkerEvent) -> None:
-        self.take(self.service.handle(event, now=self.now))
+    def handle(self, *events: TinkerEvent) -> None:
+        """One turn."""
+        self.take([each for event in events for each in self.service.handle(event, now=self.now)])
+        while self.lost:
+            self.take(self.service.handle(self.lost.pop(), now=self.now))
 
     def ask(self, caller: str, call: ClientCall) -> int:
         request = next(self.requests)

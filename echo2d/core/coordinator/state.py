@@ -92,7 +92,13 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.rules.prices import FREE
 from echo2d.core.rules.run import RunRules
 from echo2d.core.status.schema import EarnedStatus, Status
-from echo2d.core.tinker.events import ClientAsked, OperationAsked, OperationEnded, SampleEnded
+from echo2d.core.tinker.events import (
+    ClientAsked,
+    OperationAsked,
+    OperationEnded,
+    OperationLost,
+    SampleEnded,
+)
 from echo2d.core.tinker.service import TinkerService
 from echo2d.core.work.calls.events import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.work.events import (
@@ -295,7 +301,7 @@ class CoordinatorState:
                 return self._gateway.stopped(event, now=now)
             case CallGone():
                 return self._gateway.gone(event, now=now)
-            case ClientAsked() | SampleEnded():
+            case ClientAsked() | OperationLost() | SampleEnded():
                 return self._of_tinker().handle(event, now=now)
             case OperationAsked(request, epoch) | OperationEnded(request, epoch):
                 fenced = self._calls.fenced(request, epoch)

@@ -33,6 +33,8 @@ class ClientModel:
     lost: str | None = None
     # Whether its session has ended.
     over: bool = False
+    # How often the learner has failed to make it again.
+    restores: int = 0
     # How the running operation ends, although the learner drops the gradient for it.
     failed: Failed | None = None
 
@@ -73,7 +75,7 @@ class ClientModels(dict[ModelId, ClientModel]):
             if (model := self.get(operation.model)) is None:
                 continue
             model.operations.recover(operation, ended=each.ended)
-            if each.ended:
+            if each.ended and each.needed:
                 model.replay.ended(operation, failed=each.failed)
             futures = results.of(model.caller)
             future = future_of(operation.model, operation.number)

@@ -222,7 +222,15 @@ class SampleEnded:
     tokens: int = 0  # of all sequences
 
 
-TinkerEvent = ClientAsked | OperationAsked | OperationEnded | SampleEnded
+@dataclass(frozen=True, slots=True)
+class OperationLost:
+    """The learner cannot get this operation: its body has left the ledger with its session."""
+
+    model: ModelId
+    number: int
+
+
+TinkerEvent = ClientAsked | OperationAsked | OperationEnded | OperationLost | SampleEnded
 
 
 # --- actions
@@ -404,9 +412,10 @@ class KeptOperation:
     operation: Operation
     # None: it has not ended, or nobody needs its result any more.
     result: Outcome | None
-    # Whether it has ended, and whether it failed.
+    # Whether it has ended, whether it failed, and whether it is still needed, as in `OperationOver`.
     ended: bool
     failed: bool
+    needed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ from echo2d.core.tinker.samplers import AskedSample, Samplers
 CALLER_KEPT_BYTES_MAX = 4 << 30
 
 CREATES: Final = frozenset({"create", "load"})
+# A model that the learner failed to make again this often is lost.
+RESTORES_MAX = 3
 LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
 
 Action = Persist[TinkerRecord] | Reply | TinkerAction
@@ -160,12 +162,24 @@ class LearnerWork:
         order = self._order
         if order is None or (event.model, event.number) != (order.model, order.number):
             return actions  # the report is repeated
-        self._order, result = None, event.result
+        return [*actions, *self._over(order, event.result, event.wall_s, now)]
+
+    def lost(self, model: ModelId, number: int, *, now: float) -> list[Action]:
+        """The learner cannot get the order that it was given."""
+        order = self._order
+        if order is None or (model, number) != (order.model, order.number):
+            return []
+        return self._over(order, Failed("its session has ended", "server"), 0.0, now)
+
+    def _over(self, order: _Order, result: Outcome, wall_s: float, now: float) -> list[Action]:
+        """The learner has done what it was told."""
+        self._order = None
         if not order.model:
-            return [*actions, *self._own_order_ended(result, now)]
+            return self._own_order_ended(result, now)
         if self._running is None:
-            self._restored_part(event.model, result)
-            return actions
+            self._restored_part(ModelId(order.model), result)
+            return []
+        actions: list[Action] = []
         model = self._models[self._running]
         operation = model.operations.running
         assert operation is not None
@@ -175,17 +189,15 @@ class LearnerWork:
             # Its session has ended, so nobody could use the sampler.
             result = Failed(model.lost, "server")
         elif isinstance(result, dict):
-            result, kept = self._succeeded(model, operation, result, event.wall_s)
+            result, kept = self._succeeded(model, operation, result, wall_s)
             actions += kept
         self._running = None
-        return [*actions, *self._finish(event.model, result, now)]
+        return [*actions, *self._finish(operation.model, result, now)]
 
     # --- models
 
     def add_sampler(self, opened: SamplerOpened) -> list[Action]:
-        """Open a sampler, if it is not open."""
-        if self._samplers.get(opened.caller, opened.sampler) is not None:
-            return []
+        """Open a sampler, whose name is not in use."""
         over = self._samplers.open(opened)
         moved = self._samplers.follow(opened) if opened.follows else []
         self.untidy = bool(over or moved) or self.untidy
@@ -196,12 +208,15 @@ class LearnerWork:
         model = self._models[name]
         nothing = Digest(b"")
         operation = Operation(name, number, "forward_backward", nothing, fault=MISSING, adds=True)
-        model.replay.ended(operation, failed=True)
         self._results.of(model.caller).promise(future_of(name, number))
-        told = self._results.over(model.caller, name, number, Failed(MISSING), needed=True, now=now)
-        return [Persist(OperationTaken(operation)), *told]
+        return [
+            Persist(OperationTaken(operation)),
+            *self._count(model, operation, Failed(MISSING), now),
+        ]
 
     def forget(self, name: ModelId) -> None:
+        if self._again and self._again[0].model == name:
+            self._again.clear()
         del self._models[name]
         self.untidy = True
 
@@ -266,18 +281,22 @@ class LearnerWork:
             order = _Order(name, replay.saved, "load", {"folder": folder, "optimizer": True})
         self._again.append(order)
         for each in replay.again():
-            said = self._arguments(self._models[name], each)
+            # It was not too stale when it was computed first.
+            adds = each.kind == "forward_backward"
+            said = {} if adds else self._arguments(self._models[name], each)
             self._again.append(_Order(name, each.number, each.kind, said))
 
     def _restored_part(self, name: ModelId, result: Outcome) -> None:
         """The learner has computed a part of a model again."""
         model = self._models.get(name)
         if model is not None and isinstance(result, Failed):
-            model.lost = f"{LOST} ({result.detail})"
+            model.restores += 1
+            if result.category == "user" or model.restores == RESTORES_MAX:
+                model.lost = f"{LOST} ({result.detail})"
         if model is None or isinstance(result, Failed):
             self._again.clear()
         elif not self._again:
-            model.replay.in_memory = True
+            model.replay.in_memory, model.restores = True, 0
 
     def _scores_first(self) -> bool:
         """Prompts and operations take turns."""
@@ -332,7 +351,8 @@ class LearnerWork:
             return Failed(f"base_model: expected one of {known}; found {said['base']!r}")
         if operation.kind in CREATES and (full := self._checkpoints.full(caller)):
             return Failed(full)
-        if operation.adds and self._models.kept_bytes(caller) > CALLER_KEPT_BYTES_MAX:
+        learns = operation.adds or operation.kind == "optim_step"
+        if learns and self._models.kept_bytes(caller) > CALLER_KEPT_BYTES_MAX:
             return Failed(
                 f"more than {CALLER_KEPT_BYTES_MAX} bytes of this token belong to no step whose state is on the "
                 "learner's disk: send optim_step; if you did, its disk is full"
@@ -343,7 +363,11 @@ class LearnerWork:
                 return Failed(f"no checkpoint {said['path']}")
             if said["optimizer"] and "/weights/" not in saved.path:
                 return Failed(f"{saved.path} has no optimizer state; expected a path of save_state")
-        if operation.kind == "save" and said["sampler"] is None:
+        if operation.kind == "save" and said["sampler"] is not None:
+            sampler = SamplerName(said["sampler"])
+            taken = self._samplers.get(caller, sampler) is not None
+            return Failed(f"sampler {sampler} is open already") if taken else None
+        if operation.kind == "save":
             refused = self._checkpoints.refusal(caller, said["path"], overwrite=said["overwrite"])
             return None if refused is None else Failed(refused)
         return None
@@ -379,6 +403,8 @@ class LearnerWork:
         if not isinstance(result, Failed):
             self._samplers.published(*publishing, now=now)
             return []
+        # It is not known whether the version was accepted.
+        self._samplers.unpublished()
         failed = Failed(f"the weights cannot be published: {result.detail}", "server")
         lost = self._samplers.fail(publishing[0])
         return [
@@ -458,19 +484,20 @@ class LearnerWork:
         operation = model.operations.running
         assert operation is not None
         model.operations.end(now=now)
-        failed = isinstance(result, Failed)
-        dropped = model.replay.ended(operation, failed=failed)
-        needed = model.replay.needs(operation, failed=failed)
-        actions: list[Action] = [
-            *self._results.over(
-                model.caller, name, operation.number, result, needed=needed, now=now
-            )
-        ]
-        if dropped:
-            actions.append(Persist(GradientDropped(name, dropped.start, operation.number)))
+        actions = self._count(model, operation, result, now)
         if model.over and not model.busy:
             self.forget(name)
         return actions
+
+    def _count(
+        self, model: ClientModel, operation: Operation, result: Outcome, now: float
+    ) -> list[Action]:
+        """Keep the result of an operation, and what follows from it for those before it."""
+        name, number = operation.model, operation.number
+        ended = model.replay.ended(operation, failed=isinstance(result, Failed))
+        over = self._results.over(model.caller, name, number, result, needed=ended.needed, now=now)
+        dropped = [] if ended.dropped is None else [GradientDropped(name, *ended.dropped)]
+        return [*over, *map(Persist, dropped)]
 
     def check(self) -> None:
         running = [name for name, each in self._models.items() if each.operations.running]

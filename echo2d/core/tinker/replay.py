@@ -2,15 +2,28 @@
 
     made, or the state after a saved step --> [gradients --> optimizer step] --> [gradients --> step] --> gradients
 
-What stands in brackets is over: its gradients either were applied by the step at its end, or were dropped by it. A
-gradient that has failed spoils the step after it. After a step has come to the learner's disk, nothing before it is
-needed any more.
+What stands in brackets is over: the step at its end applied its gradients. When a part of a gradient has failed, the
+whole gradient is needed no longer, because the step after it drops it. After a step has come to the learner's disk,
+nothing before it is needed any more.
 Not here: the order of operations (`operations`), bodies (the ledger).
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from echo2d.core.tinker.operations import Operation
+
+# What an operation that is needed counts beside its body.
+KEPT_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What follows from the end of an operation."""
+
+    # Whether it is needed: to compute it again, or because it spoils the next optimizer step.
+    needed: bool
+    # The first and the last number of those that are needed no longer; None: there are none.
+    dropped: tuple[int, int] | None = None
 
 
 class ModelReplay:
@@ -23,63 +36,62 @@ class ModelReplay:
         self.in_memory = False
         # The gradients, and the steps that applied some, since that state.
         self._ended: list[Operation] = []
-        # The numbers of failed gradients since the last step.
-        self._spoils: set[int] = set()
+        # Whether a part of the present gradient has failed.
+        self.spoiled = False
+        self.bytes = 0
 
-    @property
-    def spoiled(self) -> bool:
-        """Whether a part of the present gradient has failed."""
-        return bool(self._spoils)
-
-    @property
-    def bytes(self) -> int:
-        """Of the bodies that are needed."""
-        return sum(each.body_bytes for each in self._ended)
-
-    def ended(self, operation: Operation, *, failed: bool) -> range:
-        """An operation has ended. Returns the numbers of those that are needed no longer; the smallest may be older."""
+    def ended(self, operation: Operation, *, failed: bool) -> Ended:
+        """An operation has ended."""
         number = operation.number
         if self.saved is not None and number <= self.saved:
-            return range(0)
-        if operation.adds:
+            return Ended(needed=False)
+        if operation.adds and failed:
+            first, self.spoiled = not self.spoiled, True
+            left = self._drop_gradient()
+            return Ended(first, (left[0], left[-1]) if left else None)
+        if operation.kind == "optim_step" and failed:
+            self.spoiled = False
+            self._drop_gradient()
+            return Ended(False, (self._newest_step() + 1, number))
+        if operation.kind == "optim_step" or (operation.adds and not self.spoiled):
             self._ended.append(operation)
-            if failed:
-                self._spoils.add(number)
-            return range(0)
-        if operation.kind != "optim_step":
-            return range(0)
-        self._spoils.clear()
-        if not failed:
-            self._ended.append(operation)
-            return range(0)
-        while self._ended and self._ended[-1].kind != "optim_step":
-            self._ended.pop()
-        return range(self._ended[-1].number + 1 if self._ended else 0, number + 1)
-
-    def needs(self, operation: Operation, *, failed: bool) -> bool:
-        """Whether an operation that ends so matters to what is computed again."""
-        return operation.adds or (operation.kind == "optim_step" and not failed)
+            self.bytes += KEPT_BYTES + operation.body_bytes
+            return Ended(needed=True)
+        return Ended(needed=False)
 
     def step_saved(self, number: int) -> bool:
         """The state after this step is on the learner's disk. Returns whether that is new."""
-        if number not in (each.number for each in self._steps()):
+        if number not in self._steps():
             return False
         self.saved = number
-        self._ended = [each for each in self._ended if each.number > number]
+        self._keep([each for each in self._ended if each.number > number])
         return True
 
     def states(self) -> list[int]:
         """The steps whose state is on the learner's disk, or comes to it."""
-        saved = [] if self.saved is None else [self.saved]
-        return saved + [each.number for each in self._steps()]
+        return ([] if self.saved is None else [self.saved]) + self._steps()
 
     def again(self) -> list[Operation]:
         """What to compute after the saved state, in this order."""
-        over = max((each.number for each in self._steps()), default=-1)
-        return [each for each in self._ended if not self._spoils or each.number <= over]
+        return list(self._ended)
 
-    def _steps(self) -> Iterator[Operation]:
-        return (each for each in self._ended if each.kind == "optim_step")
+    def _steps(self) -> list[int]:
+        return [each.number for each in self._ended if each.kind == "optim_step"]
+
+    def _newest_step(self) -> int:
+        saved = -1 if self.saved is None else self.saved
+        return max(self._steps(), default=saved)
+
+    def _drop_gradient(self) -> list[int]:
+        """Forget the present gradient; returns the numbers of its parts."""
+        over = self._newest_step()
+        left = [each.number for each in self._ended if each.number > over]
+        self._keep([each for each in self._ended if each.number <= over])
+        return left
+
+    def _keep(self, operations: list[Operation]) -> None:
+        self._ended = operations
+        self.bytes = sum(KEPT_BYTES + each.body_bytes for each in operations)
 
     def check(self) -> None:
         numbers = [each.number for each in self._ended]

@@ -83,7 +83,10 @@ def future_of(model: ModelId, number: int) -> FutureId:
 def _forgotten(futures: Iterable[FutureId]) -> list[Told]:
     """Only results of operations are in the ledger, not those of samples."""
     named = (each.split("/") for each in futures if ":train:" in each)
-    return [Persist(ResultForgotten(ModelId(each[0]), int(each[1]))) for each in named]
+    # A refusal of another call under a used number has a longer name.
+    return [
+        Persist(ResultForgotten(ModelId(each[0]), int(each[1]))) for each in named if len(each) == 2
+    ]
 
 
 def _told(request: RequestId, result: Outcome) -> Reply:

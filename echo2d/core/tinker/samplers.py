@@ -5,14 +5,15 @@
                                                   +--- a worker was lost ----+
 
 The workers serve one version at a time. So one *snapshot*, the weights of one folder or the base model, is served at a
-time: what waits for it is drawn, and when nothing of it is under way any more, the snapshot that waits longest is
-published again, as a new version with the same bytes. When the present one was served for SNAPSHOT_SWITCH_S while
+time: what waits for it is drawn, and when nothing of it is under way any more, the next snapshot is published again,
+as a new version with the same bytes: callers take turns, and of one caller's snapshots the one that waits longest is
+next. When the present one was served for SNAPSHOT_SWITCH_S while
 another one waited, nothing more of it is begun.
 Not here: who may use a sampler (`service`), workers (`core/work/calls`).
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -103,6 +104,9 @@ class Samplers:
         self._unscored: dict[FutureId, AskedSample] = {}
         # Sequences under way, by caller.
         self._sequences: Counter[str] = Counter()
+        # When each caller had its last turn, in turns: to have a prompt scored, or a snapshot served.
+        self._scored_turn, self._served_turn = Counter[str](), Counter[str]()
+        self._turns = 0
         # What the workers serve, or are about to, and since when.
         self._served: tuple[str, Version] | None = None
         self._served_at = 0.0
@@ -169,8 +173,13 @@ class Samplers:
 
     def next_to_score(self) -> AskedSample | None:
         """Take the sample whose prompt the learner must score next."""
-        first = next(iter(self._unscored), None)
-        return None if first is None else self._unscored.pop(first)
+        if not self._unscored:
+            return None
+        turns = self._scored_turn
+        first = min(self._unscored.values(), key=lambda each: turns[each.sampler.caller])
+        self._turns += 1
+        turns[first.sampler.caller] = self._turns
+        return self._unscored.pop(first.future)
 
     def waiting(self, caller: str) -> tuple[int, int]:
         """How many samples of this caller wait. And the bytes of all its samples: of their prompts, and of what the
@@ -238,12 +247,19 @@ class Samplers:
         if self._served is None or self._switches(now):
             return
         folder, version = self._served
-        for sample in list(self._waiting.values()):
-            caller, count = sample.sampler.caller, sample.order.count
-            if sample.sampler.folder != folder or now < sample.retry_at:
-                continue
-            if self._sequences.total() and self._sequences.total() + count > DRAWN_MAX:
+        queues: dict[str, deque[AskedSample]] = {}
+        for each in self._waiting.values():
+            if each.sampler.folder == folder and now >= each.retry_at:
+                queues.setdefault(each.sampler.caller, deque()).append(each)
+        while queues:
+            # The caller for whom the fewest sequences are drawn is next.
+            caller = min(queues, key=lambda each: self._sequences[each])
+            sample = queues[caller].popleft()
+            count, every = sample.order.count, self._sequences.total()
+            if every and every + count > DRAWN_MAX:
                 return
+            if not queues[caller]:
+                del queues[caller]
             if self._sequences[caller] and self._sequences[caller] + count > CALLER_DRAWN_MAX:
                 continue
             del self._waiting[sample.future]
@@ -261,10 +277,15 @@ class Samplers:
             or (len(others) < len(self._waiting) and not self._switches(now))
         ):
             return None
-        return min(others, key=lambda each: each.since).sampler.folder
+        turns = self._served_turn
+        return min(others, key=lambda each: (turns[each.sampler.caller], each.since)).sampler.folder
 
     def published(self, folder: str, version: Version, *, now: float) -> None:
         self._served, self._served_at = (folder, version), now
+        self._turns += 1
+        for each in self._waiting.values():
+            if each.sampler.folder == folder:
+                self._served_turn[each.sampler.caller] = self._turns
 
     def unpublished(self) -> None:
         """It is not known what the workers serve."""

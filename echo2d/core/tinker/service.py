@@ -48,6 +48,7 @@ from echo2d.core.tinker.events import (
     OpenSession,
     OperationAsked,
     OperationEnded,
+    OperationLost,
     OperationTaken,
     SampleAsked,
     SampleEnded,
@@ -71,6 +72,8 @@ from echo2d.core.tinker.samplers import BASE, AskedSample, Samplers
 
 # A session ends after this long without a call. A client's heartbeat may starve while its own code computes.
 SILENT_S = 900.0
+# Checkpoints expire by a wall clock that jumped ahead by more than this only if it stays so for CLOCK_DOUBTED_S.
+CLOCK_JUMP_S, CLOCK_DOUBTED_S = 60.0, 600.0
 # The next limits are for one caller.
 CALLER_SESSIONS_MAX = 64
 CALLER_MODELS_MAX = 16
@@ -112,8 +115,9 @@ class TinkerService:
         # The sessions of each caller, and when each was heard last.
         self._sessions = defaultdict[str, dict[SessionName, float]](dict)
         self._advanced_at = -math.inf
-        # Seconds since 1970 at monotonic 0, by the newest call.
+        # Seconds since 1970 at monotonic 0; None: not known yet. Since when calls have said that it is much later.
         self._wall_at_0: float | None = None
+        self._jumped_at: float | None = None
         for session in kept.sessions:
             self._sessions[session.caller][session.session] = now
             self._figures.opened(session.session, now=now)
@@ -126,17 +130,28 @@ class TinkerService:
     def handle(self, event: TinkerEvent, *, now: float) -> list[Action]:
         match event:
             case ClientAsked():
-                self._wall_at_0 = event.wall_s - now
+                self._read_clock(event.wall_s, now)
                 return [*self._asked(event, now), *self.advance(now=now)]
             case OperationAsked(request):
                 return [*self._work.asked(request, event.saved), *self.advance(now=now)]
             case OperationEnded():
-                self._wall_at_0 = event.wall_s - now
+                self._read_clock(event.wall_s, now)
                 return [*self._work.ended(event, now=now), *self.advance(now=now)]
+            case OperationLost(model, number):
+                return [*self._work.lost(model, number, now=now), *self.advance(now=now)]
             case SampleEnded():
                 return [*self._sample_ended(event, now), *self.advance(now=now)]
             case _:
                 assert_never(event)
+
+    def _read_clock(self, wall_s: float, now: float) -> None:
+        ahead = 0.0 if self._wall_at_0 is None else wall_s - now - self._wall_at_0
+        if ahead <= CLOCK_JUMP_S:
+            self._jumped_at = None
+        elif self._jumped_at is None:
+            self._jumped_at = now
+        if self._jumped_at is None or now >= self._jumped_at + CLOCK_DOUBTED_S:
+            self._wall_at_0, self._jumped_at = wall_s - now, None
 
     def learner_began(self, *, now: float) -> list[Action]:
         """Another learner session has begun, without the models of the one before."""
@@ -267,7 +282,7 @@ class TinkerService:
             if len(mine) >= CALLER_MODELS_MAX:
                 return [_refusal(request, 429, f"a token may have {CALLER_MODELS_MAX} models")]
             model = self._models[name] = ClientModel(event.caller, session)
-        future, taken = future_of(name, operation.number), []
+        future, taken = future_of(name, operation.number), list[Action]()
         stays = replace(operation, body=b"", body_bytes=len(operation.body))
         try:
             new = model.operations.submit(stays, now=now)
@@ -276,13 +291,15 @@ class TinkerService:
             future = FutureId(f"{future}/{operation.digest.hex()[:16]}")
             futures.promise(future)
             if futures.tell(future, now=now) is None:
-                futures.keep(future, Failed(str(refused)))
+                taken += self._results.keep(event.caller, future, Failed(str(refused)), now=now)
         else:
             forgotten = not new and future not in futures
             futures.promise(future)
-            taken = [Persist(OperationTaken(operation))] if new else []
+            if new:
+                taken.append(Persist(OperationTaken(operation)))
             if forgotten:
-                futures.keep(future, Failed("its result is no longer kept", "server"))
+                gone = Failed("its result is no longer kept", "server")
+                taken += self._results.keep(event.caller, future, gone, now=now)
         return [*taken, Reply(request, 200, {"request_id": future, "model_id": name})]
 
     def _open_sampler(self, event: ClientAsked, asked: OpenSampler, now: float) -> list[Action]:
@@ -299,9 +316,15 @@ class TinkerService:
         if base not in self._names:
             known = ", ".join(sorted(self._names))
             return [_refusal(event.request, 400, f"base_model: expected one of {known}")]
-        opened = self._work.add_sampler(
-            SamplerOpened(asked.sampler, event.caller, asked.session, folder, base, asked.path)
-        )
+        found = self._samplers.get(event.caller, asked.sampler)
+        opened: list[Action] = []
+        if found is None:
+            opened = self._work.add_sampler(
+                SamplerOpened(asked.sampler, event.caller, asked.session, folder, base, asked.path)
+            )
+        elif (found.folder, found.base, found.path) != (folder, base, asked.path):
+            detail = f"sampler {asked.sampler} is open already, with other weights"
+            return [_refusal(event.request, 400, detail)]
         return [*opened, Reply(event.request, 200, {"sampling_session_id": asked.sampler})]
 
     def _sample(self, event: ClientAsked, asked: SampleAsked, now: float) -> list[Action]:
@@ -331,11 +354,13 @@ class TinkerService:
             sampler.digests[asked.number] = asked.digest
             keep_newest(sampler.digests, SAMPLER_NUMBERS_MAX)
         futures.promise(future)
+        kept = list[Action]()
         if asked.order is not None and fault is None:
             self._samplers.ask(AskedSample(future, sampler, asked.order, now))
         elif futures.tell(future, now=now) is None:
-            futures.keep(future, Failed(fault or "it says nothing to draw"))
-        return [Reply(request, 200, told | {"request_id": future})]
+            failed = Failed(fault or "it says nothing to draw")
+            kept += self._results.keep(event.caller, future, failed, now=now)
+        return [*kept, Reply(request, 200, told | {"request_id": future})]
 
     def _sample_ended(self, event: SampleEnded, now: float) -> list[Action]:
         sample = self._samplers.drawn(event.future)

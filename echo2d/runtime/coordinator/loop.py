@@ -55,7 +55,7 @@ from echo2d.core.status.schema import (
     RunFacts,
     Status,
 )
-from echo2d.core.tinker.events import DrawSample, GiveOperation, StopSample
+from echo2d.core.tinker.events import DrawSample, GiveOperation, OperationLost, StopSample
 from echo2d.core.weights.manifest import Manifest
 from echo2d.core.work.calls.events import CallRefused, ChoiceGrew
 from echo2d.core.work.events import (
@@ -381,10 +381,12 @@ class CoordinatorProcess:
 
     async def _give_operation(self, action: GiveOperation) -> None:
         body = await self._ledger.operation_body(action.model, action.number)
+        if body is None:
+            self._requests.answer(Reply(action.request, HTTPStatus.NO_CONTENT, {}))
+            await self._mailbox.put(OperationLost(action.model, action.number))
+            return
         order = pack({**action.order, "body": body})
-        # None: its session has ended meanwhile, and the learner asks again.
-        status = HTTPStatus.OK if body is not None else HTTPStatus.NO_CONTENT
-        self._requests.answer(Reply(action.request, status, order))
+        self._requests.answer(Reply(action.request, HTTPStatus.OK, order))
 
     async def _tell(self, work: Awaitable[CoordinatorEvent]) -> None:
         await self._mailbox.put(await work)

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.base.ids import PublishSeq
+from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.tinker import learner_work
 from echo2d.core.tinker.events import (
     AwaitResult,
+    ClientAsked,
     EndSession,
     KeepSession,
     OpenSampler,
+    OperationAsked,
     OperationTaken,
     SamplerName,
     SessionName,
@@ -21,11 +24,11 @@ from echo2d.core.tinker.events import (
     ShowSampler,
     StepSaved,
 )
-from echo2d.core.tinker.futures import Failed, FutureId, Outcome
+from echo2d.core.tinker.futures import RESULT_KEPT_S, Failed, FutureId, Outcome
 from echo2d.core.tinker.operations import ModelId, OperationKind
 from echo2d.core.tinker.service import TinkerService
 from echo2d.store.ledger import Ledger
-from tests.support.tinker_world import BASE, TinkerWorld
+from tests.support.tinker_world import BASE, WALL, TinkerWorld
 
 # What a model has learnt: the gradients of each step, as their bodies.
 Learnt = tuple[tuple[bytes, ...], ...]
@@ -36,17 +39,16 @@ class KilledWorld(TinkerWorld):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
-        self.ledger, self.written = ledger, 0
+        self.ledger = ledger
         # The weights of each model, and the gradient since its last step.
         self.memory: dict[str, tuple[Learnt, tuple[bytes, ...]]] = {}
         self.disk: dict[str, Learnt] = {}
         # States that are on the disk, and were not told yet.
         self.saved: list[StepSaved] = []
 
-    def take(self, actions: list[Any]) -> None:
-        super().take(actions)
-        self.ledger.append(self.records[self.written :])
-        self.written = len(self.records)
+    def persist(self, records: list[Any]) -> None:
+        super().persist(records)
+        self.ledger.append(records)
 
     def kill_coordinator(self) -> None:
         """Begin again from the ledger. Nobody who waited for an answer gets one."""
@@ -60,10 +62,8 @@ class KilledWorld(TinkerWorld):
         self.saved.clear()
         self.take(self.service.learner_began(now=self.now))
 
-    def told_body(self, model: ModelId, number: int) -> bytes:
-        body = self.ledger.operation_body(model, number)
-        assert body is not None
-        return body
+    def body_of(self, model: ModelId, number: int) -> bytes | None:
+        return self.ledger.operation_body(model, number)
 
     def compute(self, order: dict[str, Any]) -> Outcome:
         model, said, folder = order["model"], order["arguments"], order["arguments"].get("folder")
@@ -210,3 +210,65 @@ def test_bodies_of_saved_steps_are_not_in_the_ledger_any_more() -> None:
         assert world.ledger.operation_body(model, 1) in (None, b"")
         assert world.ledger.operation_body(model, 3) == b"3"
         assert any(isinstance(each, OperationTaken) for each in world.records)
+
+
+def test_a_session_that_ends_while_the_learner_gets_its_operation_holds_up_nobody() -> None:
+    with killed_world() as world:
+        model, other = world.session("ann", "s1"), world.session("bob", "s2")
+        world.submit("ann", model, 1, body=b"x")
+        asked, ends = RequestId(next(world.requests)), RequestId(next(world.requests))
+        end = ClientAsked(ends, "ann", WALL, EndSession(SessionName("s1")))
+        world.handle(OperationAsked(asked, Epoch(1)), end)
+        assert world.answers[asked].status == 204, "its body has gone"
+        future = world.submit("bob", other, 1, body=b"y")
+        work(world, Random(0), kills=0.0)
+        assert world.result("bob", future) == b"result of y"
+
+
+def test_a_session_that_ends_while_its_model_is_made_again_holds_up_nobody() -> None:
+    with killed_world() as world:
+        model, other = world.session("ann", "s1"), world.session("bob", "s2")
+        world.submit("ann", model, 1, body=b"x")
+        work(world, Random(0), kills=0.0)
+        world.kill_learner()
+        world.submit("ann", model, 2, body=b"y")
+        order = world.next_order()
+        while order is not None and order["kind"] != "create":
+            world.end(order, world.compute(order))
+            order = world.next_order()
+        assert order is not None
+        world.end(order, world.compute(order))
+        world.body("ann", EndSession(SessionName("s1")))
+        future = world.submit("bob", other, 1, body=b"z")
+        work(world, Random(0), kills=0.0)
+        assert world.result("bob", future) == b"result of z"
+
+
+def test_a_refusal_that_is_forgotten_leaves_the_result_of_its_number() -> None:
+    with killed_world() as world:
+        model = world.session("ann", "s1")
+        future = world.submit("ann", model, 1, body=b"good")
+        refused = world.submit("ann", model, 1, body=b"other")
+        work(world, Random(0), kills=0.0)
+        assert "was used for another call" in world.result("ann", refused)["error"]
+        world.pass_time(2 * RESULT_KEPT_S)
+        world.kill_coordinator()
+        assert world.result("ann", future) == b"result of good"
+
+
+def test_gradients_that_are_refused_leave_no_bytes_in_the_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learner_work, "CALLER_KEPT_BYTES_MAX", 1)
+    with killed_world() as world:
+        model = world.session("ann", "s1")
+        for number in range(1, 30):
+            world.submit("ann", model, number, body=b"%d" % number)
+        work(world, Random(0), kills=0.0)
+        kept = [each for each in range(1, 30) if world.ledger.operation_body(model, each)]
+        assert kept == []
+        step = world.submit("ann", model, 30, "optim_step")
+        work(world, Random(0), kills=0.0)
+        assert "send optim_step" in world.result("ann", step)["error"] or "failed" in str(
+            world.result("ann", step)
+        )

@@ -340,11 +340,10 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             return self._give_up(
                 choice.call.call, "failed", f"{CALL_FAILURES_MAX} workers failed: {reason}", now
             )
-        return (
-            []
-            if choice.room
-            else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
-        )
+        if choice.room:
+            return []
+        self._queue.discard(choice)
+        return self._finish(choice, choice.told, "length", now)
 
     def _too_late(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"

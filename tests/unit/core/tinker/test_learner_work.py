@@ -1,21 +1,26 @@
 """What the learner does next, and what happens when it begins again."""
 
+from dataclasses import replace
+
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.tinker.checkpoints import state_folder
 from echo2d.core.tinker.events import (
     DeleteCheckpoint,
     EndSession,
+    OpenSampler,
     OpenSession,
     SampleAsked,
     SampleEnded,
+    SamplerName,
     SamplerOpened,
     SessionName,
     ShowModel,
     StepSaved,
 )
-from echo2d.core.tinker.futures import FutureId
+from echo2d.core.tinker.futures import Failed, FutureId
+from echo2d.core.tinker.learner_work import RESTORES_MAX
 from echo2d.core.tinker.operations import ModelId, OperationKind
-from tests.support.tinker_world import ORDER, TinkerWorld, drawn, sampled, sampler_of
+from tests.support.tinker_world import BASE, ORDER, TinkerWorld, drawn, sampled, sampler_of
 
 
 def test_the_learner_gets_the_same_operation_until_it_has_answered() -> None:
@@ -262,3 +267,35 @@ def test_sequences_say_which_weights_drew_them_and_old_ones_may_be_refused() -> 
     assert [each["arguments"] for each in orders if each["kind"] == "forward_backward"] == [
         {"staleness_max": None}
     ]
+
+
+def test_a_learner_that_fails_to_make_a_model_again_may_try_it_some_times() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    world.submit("ann", model, 1)
+    world.learn()
+    world.take(world.service.learner_began(now=world.now))
+    future = world.submit("ann", model, 2, body=b"two")
+    tries = 0
+    while (order := world.next_order()) is not None:
+        makes = order["kind"] == "create"
+        tries += makes
+        full = Failed("out of memory", "server")
+        world.end(order, full if makes and tries < RESTORES_MAX else world.compute(order))
+    assert tries == RESTORES_MAX
+    assert world.result("ann", future) == b"result of two"
+
+
+def test_a_sampler_whose_name_is_in_use_is_not_opened_for_other_weights() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    opened = OpenSampler(SamplerName("s1:sample:0"), SessionName("s1"), BASE, None)
+    assert world.asked("ann", opened).status == world.asked("ann", opened).status == 200
+    path = f"tinker://{model}/sampler_weights/1"
+    said = {"type": "save_weights_for_sampler", "path": path, "overwrite": False, "ttl_s": None}
+    more = {"metadata": "{}", "sampler": opened.sampler, "follows": False}
+    future = world.submit("ann", model, 1, "save", {**said, **more})
+    world.learn()
+    assert "is open already" in world.result("ann", future)["error"]
+    other = replace(opened, path=world.save("ann", model, 2, "one"), base=None)
+    assert world.asked("ann", other).status == 400

@@ -2,7 +2,7 @@
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
-from echo2d.core.tinker.replay import ModelReplay
+from echo2d.core.tinker.replay import KEPT_BYTES, Ended, ModelReplay
 
 
 def call(number: int, kind: OperationKind = "forward_backward", *, adds: bool = True) -> Operation:
@@ -11,12 +11,12 @@ def call(number: int, kind: OperationKind = "forward_backward", *, adds: bool = 
     return Operation(ModelId("s:train:1"), number, kind, digest, body_bytes=100, adds=adds)
 
 
-def ended(replay: ModelReplay, *operations: Operation, failed: bool = False) -> range:
-    dropped = range(0)
+def ended(replay: ModelReplay, *operations: Operation, failed: bool = False) -> Ended:
+    found = Ended(needed=False)
     for each in operations:
-        dropped = replay.ended(each, failed=failed)
+        found = replay.ended(each, failed=failed)
         replay.check()
-    return dropped
+    return found
 
 
 def numbers(replay: ModelReplay) -> list[int]:
@@ -25,22 +25,28 @@ def numbers(replay: ModelReplay) -> list[int]:
 
 def test_gradients_and_the_steps_that_applied_them_are_computed_again() -> None:
     replay = ModelReplay()
-    ended(replay, call(0, "create"), call(1), call(2, "optim_step"), call(3, "save"))
-    ended(replay, call(4), call(5, adds=False))
+    assert ended(replay, call(0, "create")) == Ended(needed=False)
+    assert ended(replay, call(1), call(2, "optim_step")) == Ended(needed=True)
+    assert ended(replay, call(3, "save")) == Ended(needed=False)
+    assert ended(replay, call(4)) == Ended(needed=True)
+    assert ended(replay, call(5, adds=False)) == Ended(needed=False)
     assert numbers(replay) == [1, 2, 4]
-    assert replay.bytes == 300
+    assert replay.bytes == 3 * (KEPT_BYTES + 100)
     assert replay.states() == [2]
 
 
 def test_a_gradient_that_failed_spoils_the_next_step_and_no_later_one() -> None:
     replay = ModelReplay()
-    ended(replay, call(1), call(2, "optim_step"), call(3))
-    assert not replay.spoiled
-    ended(replay, call(4), failed=True)
-    assert numbers(replay) == [1, 2], "the step will drop it"
-    assert ended(replay, call(5, "optim_step"), failed=True) == range(3, 6)
-    ended(replay, call(6))
-    assert numbers(replay) == [1, 2, 6]
+    ended(replay, call(1), call(2, "optim_step"), call(3), call(4))
+    assert ended(replay, call(5), failed=True) == Ended(needed=True, dropped=(3, 4))
+    assert replay.spoiled
+    # Nothing of this gradient is needed, whatever comes.
+    assert ended(replay, call(6)) == Ended(needed=False)
+    assert ended(replay, call(7), failed=True) == Ended(needed=False)
+    assert numbers(replay) == [1, 2]
+    assert ended(replay, call(8, "optim_step"), failed=True) == Ended(needed=False, dropped=(3, 8))
+    ended(replay, call(9))
+    assert numbers(replay) == [1, 2, 9]
     assert replay.spoiled is False
 
 
@@ -48,6 +54,13 @@ def test_a_failed_forward_pass_spoils_nothing() -> None:
     replay = ModelReplay()
     ended(replay, call(1, adds=False), failed=True)
     assert not replay.spoiled
+
+
+def test_what_fails_again_and_again_keeps_no_bytes() -> None:
+    replay = ModelReplay()
+    for number in range(1, 100):
+        ended(replay, call(number), failed=True)
+    assert replay.bytes == 0
 
 
 def test_nothing_before_a_saved_step_is_needed() -> None:
@@ -60,5 +73,6 @@ def test_nothing_before_a_saved_step_is_needed() -> None:
     assert not replay.step_saved(2), "it is older"
     assert numbers(replay) == [5, 6]
     assert replay.states() == [4, 6]
-    assert ended(replay, call(3)) == range(0), "the ledger may still have it"
+    assert ended(replay, call(3)) == Ended(needed=False), "the ledger may still have it"
     assert numbers(replay) == [5, 6]
+    assert replay.bytes == 2 * (KEPT_BYTES + 100)

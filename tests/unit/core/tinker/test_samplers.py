@@ -166,3 +166,24 @@ def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> N
     assert (samplers.waiting("ann"), samplers.waiting("bob")) == ((0, 109), (0, 0))
     assert not samplers.ended(FutureId("a"), again=False, now=0.0)
     assert samplers.waiting("ann") == (0, 0)
+
+
+def test_callers_take_turns_however_many_samples_one_of_them_asks_for() -> None:
+    samplers = served()
+    for number in range(DRAWN_MAX):
+        asked(samplers, sampler("f1", "ann"), f"a{number}")
+    asked(samplers, sampler("f1", "bob"), "b")
+    assert begun(samplers)[:2] == ["a0", "b"]
+
+
+def test_callers_take_turns_with_their_snapshots() -> None:
+    samplers = Samplers()
+    for number, (folder, caller) in enumerate((("f1", "ann"), ("f2", "ann"), ("f3", "bob"))):
+        asked(samplers, sampler(folder, caller), folder, now=float(number))
+    turns = []
+    while (wanted := samplers.wanted(now=9.0)) is not None:
+        turns.append(wanted)
+        samplers.published(wanted, Version(len(turns)), now=9.0)
+        for name in begun(samplers, 9.0):
+            samplers.ended(FutureId(name), again=False, now=9.0)
+    assert turns == ["f1", "f3", "f2"]

@@ -6,11 +6,13 @@ from random import Random
 import pytest
 
 from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import RequestId
 from echo2d.core.tinker import service as module
 from echo2d.core.tinker.events import (
     AwaitResult,
     CancelSample,
     CheckpointDropped,
+    ClientAsked,
     ClientCall,
     DeleteCheckpoint,
     EndSession,
@@ -537,3 +539,21 @@ def test_a_sample_number_that_was_forgotten_is_not_drawn_again(
         sampled(world, sampler, number)
     call = SampleAsked(sampler, 1, digest_of(b""), ORDER.count, ORDER)
     assert world.asked("ann", call).status == 410
+
+
+def test_a_wall_clock_that_jumps_ahead_expires_nothing_until_it_has_stayed_so() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    world.save("ann", model, 1, "one", ttl_s=3600.0)
+
+    def heartbeat(wall_s: float) -> None:
+        keep = KeepSession(SessionName("s1"))
+        request = RequestId(next(world.requests))
+        world.handle(ClientAsked(request, "ann", wall_s, keep))
+
+    heartbeat(WALL + 1e6)
+    assert world.body("ann", ListCheckpoints(None, 0, 9))["checkpoints"], "it may be wrong"
+    for _ in range(11):
+        world.now += 60.0
+        heartbeat(WALL + world.now + 1e6)
+    assert not world.body("ann", ListCheckpoints(None, 0, 9))["checkpoints"]

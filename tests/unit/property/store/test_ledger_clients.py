@@ -205,6 +205,7 @@ class ClientsMachine(RuleBasedStateMachine):
         key = kept.operation.model, kept.operation.number
         if not needed:
             self.needed.discard(key)
+        if not needed or isinstance(result, Failed):
             self.bodies.pop(key, None)
         self.change(OperationOver(*key, result, needed), self.replaced(kept, ended))
         if told:
@@ -265,7 +266,12 @@ class ClientsMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.flush()
-        assert self.ledger.recover().clients == self.model
+        operations = [
+            replace(each, needed=(each.operation.model, each.operation.number) in self.needed)
+            for each in self.model.operations
+        ]
+        expected = replace(self.model, operations=tuple(operations))
+        assert self.ledger.recover().clients == expected
         for each in self.model.operations:
             key = each.operation.model, each.operation.number
             assert self.ledger.operation_body(*key) == self.bodies.get(key)

@@ -4,7 +4,7 @@ from itertools import count
 from typing import Any
 
 from echo2d.core.coordinator.events import CoordinatorEvent
-from echo2d.core.protocol.control_messages import HeldLease
+from echo2d.core.protocol.control_messages import HeldLease, LeaseFailed
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.work.calls.events import CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped
 from tests.support.audited_world import LIE, started
@@ -115,3 +115,13 @@ def test_calls_with_tokens_of_a_convicted_worker_end() -> None:
         calls.let_audit()
     assert calls.world.convicts
     assert "a worker of it was convicted" in calls.refused
+
+
+def test_a_whole_choice_of_a_worker_that_fails_at_the_end_is_audited_too() -> None:
+    calls = CallsWorld("a", auditor=False)
+    key = calls.ask()
+    calls.take(calls.world.say(calls.peer, calls.peer.wrote(key, 0, 3, 5, 9, 9, 9, 9, 9, 9)))
+    calls.take(calls.world.say(calls.peer, LeaseFailed(key.lease, key.attempt, "full")))
+    assert [finish for _, finish in calls.told] == [None]
+    calls.let_audit()
+    assert [finish for _, finish in calls.told] == [None, "length"]
