@@ -68,7 +68,13 @@ from echo2d.learner.saving.files import (
     whole_directory,
 )
 from echo2d.learner.saving.layout import layout_of
-from echo2d.learner.tinker.datums import CheckedDatum, laid_out, rows_of
+from echo2d.learner.tinker.datums import (
+    CheckedDatum,
+    laid_out,
+    rows_of,
+    staleness_metrics,
+    staleness_of,
+)
 from echo2d.learner.tinker.fatal_call import FatalCall
 from echo2d.learner.tinker.prompt_reader import PromptReader
 from echo2d.learner.tinker.slots import (
@@ -79,7 +85,6 @@ from echo2d.learner.tinker.slots import (
     SlotShape,
     write_slot,
 )
-from echo2d.learner.tinker.staleness import staleness_metrics, staleness_of
 from echo2d.learner.tinker.states import SlotStates
 from echo2d.learner.tinker.sums import (
     TARGETS,

@@ -61,7 +61,7 @@ class WeightsSampler:
 
     @property
     def origin(self) -> str:
-        """What the names of its sequences say of its weights; the learner reads it (`learner/tinker/staleness`)."""
+        """What the names of its sequences say of its weights; the learner reads it (`learner/tinker/datums`)."""
         return "" if self.model is None else f"@{self.model.rpartition(':')[2]}.{self.steps}"
 
 

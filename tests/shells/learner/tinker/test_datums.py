@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from echo2d.learner.tinker.staleness import staleness_metrics, staleness_of
+from echo2d.learner.tinker.datums import staleness_metrics, staleness_of
 from echo2d.tinker.wire import Datum, SequenceSpan
 
 MODEL = "5e:train:3"
