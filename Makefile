@@ -6,7 +6,7 @@ ARGS ?=
 SEARCHES ?= 5  # times that `make nightly-fuzz` runs the property tests, by chance
 TWO := --numprocesses 2 --dist worksteal
 
-NIGHTLY := sglang sglang-loop vllm canary trl tinker envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
+NIGHTLY := sglang sglang-loop vllm canary trl tinker tinker-kills envs boards clusters browser lab image native package runs kills pools rates slow numbers faults fuzz mutants
 
 .PHONY: setup demo math calculator poker unit test nightly bench bench-delta soak soak-run image figures staleness-sweep check coverage clean \
 	$(NIGHTLY:%=nightly-%)
@@ -68,7 +68,11 @@ nightly-trl: $(READY)
 
 nightly-tinker: $(READY)
 	bash tools/tinker/setup.sh
-	$(BIN)/pytest tests/nightly/tinker -rs $(ARGS)
+	$(BIN)/pytest tests/nightly/tinker --ignore=tests/nightly/tinker/test_kills.py --ignore=tests/nightly/tinker/test_many_clients.py -rs $(ARGS)
+
+nightly-tinker-kills: $(READY)
+	bash tools/tinker/setup.sh
+	$(BIN)/pytest tests/nightly/tinker/test_kills.py tests/nightly/tinker/test_many_clients.py -rs $(ARGS)
 
 nightly-envs: $(READY)
 	bash tools/envs/setup.sh
