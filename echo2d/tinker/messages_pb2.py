@@ -4,92 +4,95 @@
 # source: echo2d/tinker/messages.proto
 # Protobuf Python Version: 6.30.0
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 30, 0, "", "echo2d/tinker/messages.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    30,
+    0,
+    '',
+    'echo2d/tinker/messages.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1c\x65\x63ho2d/tinker/messages.proto\x12\recho2d.tinker"M\n\x08\x43\x61llHead\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\x0c\n\x04loss\x18\x04 \x01(\t\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08"\x84\x03\n\x13\x46orwardBackwardCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12*\n\x04\x64\x61ta\x18\x03 \x03(\x0b\x32\x1c.echo2d.tinker.TrainingDatum\x12\x0c\n\x04loss\x18\x04 \x01(\t\x12\x45\n\nold_config\x18\x05 \x03(\x0b\x32\x31.echo2d.tinker.ForwardBackwardCall.OldConfigEntry\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08\x12>\n\x06\x63onfig\x18\x07 \x03(\x0b\x32..echo2d.tinker.ForwardBackwardCall.ConfigEntry\x1a\x30\n\x0eOldConfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x45\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.echo2d.tinker.Setting:\x02\x38\x01"4\n\x07Setting\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x07\n\x05value"\x9b\x02\n\rTrainingDatum\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.echo2d.tinker.InputChunk\x12\x38\n\x06inputs\x18\x02 \x03(\x0b\x32(.echo2d.tinker.TrainingDatum.InputsEntry\x12.\n\x0btoken_spans\x18\x03 \x03(\x0b\x32\x19.echo2d.tinker.OriginSpan\x12/\n\x0ctarget_spans\x18\x04 \x03(\x0b\x32\x19.echo2d.tinker.OriginSpan\x1a\x44\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Tensor:\x02\x38\x01"\x8a\x01\n\nInputChunk\x12#\n\x04text\x18\x01 \x01(\x0b\x32\x13.echo2d.tinker.TextH\x00\x12%\n\x05image\x18\x02 \x01(\x0b\x32\x14.echo2d.tinker.ImageH\x00\x12%\n\x05sound\x18\x03 \x01(\x0b\x32\x14.echo2d.tinker.SoundH\x00\x42\t\n\x07\x63ontent"\x16\n\x04Text\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c"\x07\n\x05Image"\x07\n\x05Sound"\x88\x01\n\x06Tensor\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12+\n\x06sparse\x18\x02 \x01(\x0b\x32\x19.echo2d.tinker.SparseRowsH\x00\x12\'\n\x07\x65lement\x18\x03 \x01(\x0e\x32\x16.echo2d.tinker.Element\x12\r\n\x05shape\x18\x04 \x03(\x03\x42\x08\n\x06values"B\n\nSparseRows\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\x12\x12\n\nrow_starts\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x03 \x01(\x0c"u\n\nOriginSpan\x12-\n\x06prompt\x18\x01 \x01(\x0b\x32\x1b.echo2d.tinker.SequencePartH\x00\x12.\n\x07sampled\x18\x02 \x01(\x0b\x32\x1b.echo2d.tinker.SequencePartH\x00\x42\x08\n\x06origin"@\n\x0cSequencePart\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03"\xc9\x01\n\x15\x46orwardBackwardResult\x12\x13\n\x0brecord_type\x18\x01 \x01(\t\x12\'\n\x07records\x18\x02 \x03(\x0b\x32\x16.echo2d.tinker.Records\x12\x42\n\x07metrics\x18\x03 \x03(\x0b\x32\x31.echo2d.tinker.ForwardBackwardResult.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01"\xa8\x01\n\x07Records\x12\x13\n\x0brecord_type\x18\x01 \x01(\t\x12\x32\n\x06\x66ields\x18\x02 \x03(\x0b\x32".echo2d.tinker.Records.FieldsEntry\x12\x0e\n\x06\x64\x61tums\x18\x03 \x01(\x03\x1a\x44\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Ragged:\x02\x38\x01"d\n\x06Ragged\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\'\n\x07\x65lement\x18\x03 \x01(\x0e\x32\x16.echo2d.tinker.Element\x12\x12\n\nother_axes\x18\x04 \x03(\x03"\x9c\x02\n\x0cSampleResult\x12)\n\tsequences\x18\x01 \x03(\x0b\x32\x16.echo2d.tinker.Sampled\x12\x17\n\x0fprompt_logprobs\x18\x02 \x01(\x0c\x12\x33\n\x11prompt_top_tokens\x18\x03 \x01(\x0b\x32\x18.echo2d.tinker.TopTokens\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\x05\x12\x35\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12>\n\x13prompt_alternatives\x18\x06 \x01(\x0b\x32!.echo2d.tinker.PromptAlternatives"\x80\x01\n\x07Sampled\x12%\n\x03\x65nd\x18\x01 \x01(\x0e\x32\x18.echo2d.tinker.EndReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12,\n\ntop_tokens\x18\x04 \x01(\x0b\x32\x18.echo2d.tinker.TopTokens"N\n\tTopTokens\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x0c\n\x04kept\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r"d\n\x12PromptAlternatives\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Tensor"\xc7\x01\n\nPromptCall\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\r\x12\x12\n\ntop_tokens\x18\x04 \x01(\r\x12&\n\x07targets\x18\x05 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12\x14\n\x0c\x61lternatives\x18\x06 \x01(\r\x12\x13\n\x0btemperature\x18\x07 \x01(\x01\x12\x15\n\x08rng_seed\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_rng_seed*o\n\x07\x45lement\x12\x13\n\x0f\x45LEMENT_UNKNOWN\x10\x00\x12\x13\n\x0f\x45LEMENT_FLOAT32\x10\x01\x12\x11\n\rELEMENT_INT64\x10\x02\x12\x11\n\rELEMENT_INT32\x10\x03\x12\x14\n\x10\x45LEMENT_BFLOAT16\x10\x04*)\n\tEndReason\x12\x0c\n\x08\x45ND_STOP\x10\x00\x12\x0e\n\nEND_LENGTH\x10\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x65\x63ho2d/tinker/messages.proto\x12\recho2d.tinker\"M\n\x08\x43\x61llHead\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\x0c\n\x04loss\x18\x04 \x01(\t\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08\"\x84\x03\n\x13\x46orwardBackwardCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12*\n\x04\x64\x61ta\x18\x03 \x03(\x0b\x32\x1c.echo2d.tinker.TrainingDatum\x12\x0c\n\x04loss\x18\x04 \x01(\t\x12\x45\n\nold_config\x18\x05 \x03(\x0b\x32\x31.echo2d.tinker.ForwardBackwardCall.OldConfigEntry\x12\x14\n\x0c\x66orward_only\x18\x06 \x01(\x08\x12>\n\x06\x63onfig\x18\x07 \x03(\x0b\x32..echo2d.tinker.ForwardBackwardCall.ConfigEntry\x1a\x30\n\x0eOldConfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x45\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.echo2d.tinker.Setting:\x02\x38\x01\"4\n\x07Setting\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x07\n\x05value\"\x9b\x02\n\rTrainingDatum\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.echo2d.tinker.InputChunk\x12\x38\n\x06inputs\x18\x02 \x03(\x0b\x32(.echo2d.tinker.TrainingDatum.InputsEntry\x12.\n\x0btoken_spans\x18\x03 \x03(\x0b\x32\x19.echo2d.tinker.OriginSpan\x12/\n\x0ctarget_spans\x18\x04 \x03(\x0b\x32\x19.echo2d.tinker.OriginSpan\x1a\x44\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Tensor:\x02\x38\x01\"\x8a\x01\n\nInputChunk\x12#\n\x04text\x18\x01 \x01(\x0b\x32\x13.echo2d.tinker.TextH\x00\x12%\n\x05image\x18\x02 \x01(\x0b\x32\x14.echo2d.tinker.ImageH\x00\x12%\n\x05sound\x18\x03 \x01(\x0b\x32\x14.echo2d.tinker.SoundH\x00\x42\t\n\x07\x63ontent\"\x16\n\x04Text\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"\x07\n\x05Image\"\x07\n\x05Sound\"\x88\x01\n\x06Tensor\x12\x0f\n\x05\x64\x65nse\x18\x01 \x01(\x0cH\x00\x12+\n\x06sparse\x18\x02 \x01(\x0b\x32\x19.echo2d.tinker.SparseRowsH\x00\x12\'\n\x07\x65lement\x18\x03 \x01(\x0e\x32\x16.echo2d.tinker.Element\x12\r\n\x05shape\x18\x04 \x03(\x03\x42\x08\n\x06values\"B\n\nSparseRows\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\x12\x12\n\nrow_starts\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63olumns\x18\x03 \x01(\x0c\"u\n\nOriginSpan\x12-\n\x06prompt\x18\x01 \x01(\x0b\x32\x1b.echo2d.tinker.SequencePartH\x00\x12.\n\x07sampled\x18\x02 \x01(\x0b\x32\x1b.echo2d.tinker.SequencePartH\x00\x42\x08\n\x06origin\"@\n\x0cSequencePart\x12\x10\n\x08sequence\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06length\x18\x03 \x01(\x03\"\xc9\x01\n\x15\x46orwardBackwardResult\x12\x13\n\x0brecord_type\x18\x01 \x01(\t\x12\'\n\x07records\x18\x02 \x03(\x0b\x32\x16.echo2d.tinker.Records\x12\x42\n\x07metrics\x18\x03 \x03(\x0b\x32\x31.echo2d.tinker.ForwardBackwardResult.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa8\x01\n\x07Records\x12\x13\n\x0brecord_type\x18\x01 \x01(\t\x12\x32\n\x06\x66ields\x18\x02 \x03(\x0b\x32\".echo2d.tinker.Records.FieldsEntry\x12\x0e\n\x06\x64\x61tums\x18\x03 \x01(\x03\x1a\x44\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Ragged:\x02\x38\x01\"d\n\x06Ragged\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07offsets\x18\x02 \x01(\x0c\x12\'\n\x07\x65lement\x18\x03 \x01(\x0e\x32\x16.echo2d.tinker.Element\x12\x12\n\nother_axes\x18\x04 \x03(\x03\"\x9c\x02\n\x0cSampleResult\x12)\n\tsequences\x18\x01 \x03(\x0b\x32\x16.echo2d.tinker.Sampled\x12\x17\n\x0fprompt_logprobs\x18\x02 \x01(\x0c\x12\x33\n\x11prompt_top_tokens\x18\x03 \x01(\x0b\x32\x18.echo2d.tinker.TopTokens\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\x05\x12\x35\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12>\n\x13prompt_alternatives\x18\x06 \x01(\x0b\x32!.echo2d.tinker.PromptAlternatives\"\x80\x01\n\x07Sampled\x12%\n\x03\x65nd\x18\x01 \x01(\x0e\x32\x18.echo2d.tinker.EndReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12,\n\ntop_tokens\x18\x04 \x01(\x0b\x32\x18.echo2d.tinker.TopTokens\"N\n\tTopTokens\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x0c\n\x04kept\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\"d\n\x12PromptAlternatives\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12\'\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\"\xc7\x01\n\nPromptCall\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x08\x12\x0c\n\x04last\x18\x03 \x01(\r\x12\x12\n\ntop_tokens\x18\x04 \x01(\r\x12&\n\x07targets\x18\x05 \x01(\x0b\x32\x15.echo2d.tinker.Tensor\x12\x14\n\x0c\x61lternatives\x18\x06 \x01(\r\x12\x13\n\x0btemperature\x18\x07 \x01(\x01\x12\x15\n\x08rng_seed\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_rng_seed*o\n\x07\x45lement\x12\x13\n\x0f\x45LEMENT_UNKNOWN\x10\x00\x12\x13\n\x0f\x45LEMENT_FLOAT32\x10\x01\x12\x11\n\rELEMENT_INT64\x10\x02\x12\x11\n\rELEMENT_INT32\x10\x03\x12\x14\n\x10\x45LEMENT_BFLOAT16\x10\x04*)\n\tEndReason\x12\x0c\n\x08\x45ND_STOP\x10\x00\x12\x0e\n\nEND_LENGTH\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "echo2d.tinker.messages_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'echo2d.tinker.messages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_FORWARDBACKWARDCALL_OLDCONFIGENTRY"]._loaded_options = None
-    _globals["_FORWARDBACKWARDCALL_OLDCONFIGENTRY"]._serialized_options = b"8\001"
-    _globals["_FORWARDBACKWARDCALL_CONFIGENTRY"]._loaded_options = None
-    _globals["_FORWARDBACKWARDCALL_CONFIGENTRY"]._serialized_options = b"8\001"
-    _globals["_TRAININGDATUM_INPUTSENTRY"]._loaded_options = None
-    _globals["_TRAININGDATUM_INPUTSENTRY"]._serialized_options = b"8\001"
-    _globals["_FORWARDBACKWARDRESULT_METRICSENTRY"]._loaded_options = None
-    _globals["_FORWARDBACKWARDRESULT_METRICSENTRY"]._serialized_options = b"8\001"
-    _globals["_RECORDS_FIELDSENTRY"]._loaded_options = None
-    _globals["_RECORDS_FIELDSENTRY"]._serialized_options = b"8\001"
-    _globals["_ELEMENT"]._serialized_start = 2711
-    _globals["_ELEMENT"]._serialized_end = 2822
-    _globals["_ENDREASON"]._serialized_start = 2824
-    _globals["_ENDREASON"]._serialized_end = 2865
-    _globals["_CALLHEAD"]._serialized_start = 47
-    _globals["_CALLHEAD"]._serialized_end = 124
-    _globals["_FORWARDBACKWARDCALL"]._serialized_start = 127
-    _globals["_FORWARDBACKWARDCALL"]._serialized_end = 515
-    _globals["_FORWARDBACKWARDCALL_OLDCONFIGENTRY"]._serialized_start = 396
-    _globals["_FORWARDBACKWARDCALL_OLDCONFIGENTRY"]._serialized_end = 444
-    _globals["_FORWARDBACKWARDCALL_CONFIGENTRY"]._serialized_start = 446
-    _globals["_FORWARDBACKWARDCALL_CONFIGENTRY"]._serialized_end = 515
-    _globals["_SETTING"]._serialized_start = 517
-    _globals["_SETTING"]._serialized_end = 569
-    _globals["_TRAININGDATUM"]._serialized_start = 572
-    _globals["_TRAININGDATUM"]._serialized_end = 855
-    _globals["_TRAININGDATUM_INPUTSENTRY"]._serialized_start = 787
-    _globals["_TRAININGDATUM_INPUTSENTRY"]._serialized_end = 855
-    _globals["_INPUTCHUNK"]._serialized_start = 858
-    _globals["_INPUTCHUNK"]._serialized_end = 996
-    _globals["_TEXT"]._serialized_start = 998
-    _globals["_TEXT"]._serialized_end = 1020
-    _globals["_IMAGE"]._serialized_start = 1022
-    _globals["_IMAGE"]._serialized_end = 1029
-    _globals["_SOUND"]._serialized_start = 1031
-    _globals["_SOUND"]._serialized_end = 1038
-    _globals["_TENSOR"]._serialized_start = 1041
-    _globals["_TENSOR"]._serialized_end = 1177
-    _globals["_SPARSEROWS"]._serialized_start = 1179
-    _globals["_SPARSEROWS"]._serialized_end = 1245
-    _globals["_ORIGINSPAN"]._serialized_start = 1247
-    _globals["_ORIGINSPAN"]._serialized_end = 1364
-    _globals["_SEQUENCEPART"]._serialized_start = 1366
-    _globals["_SEQUENCEPART"]._serialized_end = 1430
-    _globals["_FORWARDBACKWARDRESULT"]._serialized_start = 1433
-    _globals["_FORWARDBACKWARDRESULT"]._serialized_end = 1634
-    _globals["_FORWARDBACKWARDRESULT_METRICSENTRY"]._serialized_start = 1588
-    _globals["_FORWARDBACKWARDRESULT_METRICSENTRY"]._serialized_end = 1634
-    _globals["_RECORDS"]._serialized_start = 1637
-    _globals["_RECORDS"]._serialized_end = 1805
-    _globals["_RECORDS_FIELDSENTRY"]._serialized_start = 1737
-    _globals["_RECORDS_FIELDSENTRY"]._serialized_end = 1805
-    _globals["_RAGGED"]._serialized_start = 1807
-    _globals["_RAGGED"]._serialized_end = 1907
-    _globals["_SAMPLERESULT"]._serialized_start = 1910
-    _globals["_SAMPLERESULT"]._serialized_end = 2194
-    _globals["_SAMPLED"]._serialized_start = 2197
-    _globals["_SAMPLED"]._serialized_end = 2325
-    _globals["_TOPTOKENS"]._serialized_start = 2327
-    _globals["_TOPTOKENS"]._serialized_end = 2405
-    _globals["_PROMPTALTERNATIVES"]._serialized_start = 2407
-    _globals["_PROMPTALTERNATIVES"]._serialized_end = 2507
-    _globals["_PROMPTCALL"]._serialized_start = 2510
-    _globals["_PROMPTCALL"]._serialized_end = 2709
+  DESCRIPTOR._loaded_options = None
+  _globals['_FORWARDBACKWARDCALL_OLDCONFIGENTRY']._loaded_options = None
+  _globals['_FORWARDBACKWARDCALL_OLDCONFIGENTRY']._serialized_options = b'8\001'
+  _globals['_FORWARDBACKWARDCALL_CONFIGENTRY']._loaded_options = None
+  _globals['_FORWARDBACKWARDCALL_CONFIGENTRY']._serialized_options = b'8\001'
+  _globals['_TRAININGDATUM_INPUTSENTRY']._loaded_options = None
+  _globals['_TRAININGDATUM_INPUTSENTRY']._serialized_options = b'8\001'
+  _globals['_FORWARDBACKWARDRESULT_METRICSENTRY']._loaded_options = None
+  _globals['_FORWARDBACKWARDRESULT_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_RECORDS_FIELDSENTRY']._loaded_options = None
+  _globals['_RECORDS_FIELDSENTRY']._serialized_options = b'8\001'
+  _globals['_ELEMENT']._serialized_start=2711
+  _globals['_ELEMENT']._serialized_end=2822
+  _globals['_ENDREASON']._serialized_start=2824
+  _globals['_ENDREASON']._serialized_end=2865
+  _globals['_CALLHEAD']._serialized_start=47
+  _globals['_CALLHEAD']._serialized_end=124
+  _globals['_FORWARDBACKWARDCALL']._serialized_start=127
+  _globals['_FORWARDBACKWARDCALL']._serialized_end=515
+  _globals['_FORWARDBACKWARDCALL_OLDCONFIGENTRY']._serialized_start=396
+  _globals['_FORWARDBACKWARDCALL_OLDCONFIGENTRY']._serialized_end=444
+  _globals['_FORWARDBACKWARDCALL_CONFIGENTRY']._serialized_start=446
+  _globals['_FORWARDBACKWARDCALL_CONFIGENTRY']._serialized_end=515
+  _globals['_SETTING']._serialized_start=517
+  _globals['_SETTING']._serialized_end=569
+  _globals['_TRAININGDATUM']._serialized_start=572
+  _globals['_TRAININGDATUM']._serialized_end=855
+  _globals['_TRAININGDATUM_INPUTSENTRY']._serialized_start=787
+  _globals['_TRAININGDATUM_INPUTSENTRY']._serialized_end=855
+  _globals['_INPUTCHUNK']._serialized_start=858
+  _globals['_INPUTCHUNK']._serialized_end=996
+  _globals['_TEXT']._serialized_start=998
+  _globals['_TEXT']._serialized_end=1020
+  _globals['_IMAGE']._serialized_start=1022
+  _globals['_IMAGE']._serialized_end=1029
+  _globals['_SOUND']._serialized_start=1031
+  _globals['_SOUND']._serialized_end=1038
+  _globals['_TENSOR']._serialized_start=1041
+  _globals['_TENSOR']._serialized_end=1177
+  _globals['_SPARSEROWS']._serialized_start=1179
+  _globals['_SPARSEROWS']._serialized_end=1245
+  _globals['_ORIGINSPAN']._serialized_start=1247
+  _globals['_ORIGINSPAN']._serialized_end=1364
+  _globals['_SEQUENCEPART']._serialized_start=1366
+  _globals['_SEQUENCEPART']._serialized_end=1430
+  _globals['_FORWARDBACKWARDRESULT']._serialized_start=1433
+  _globals['_FORWARDBACKWARDRESULT']._serialized_end=1634
+  _globals['_FORWARDBACKWARDRESULT_METRICSENTRY']._serialized_start=1588
+  _globals['_FORWARDBACKWARDRESULT_METRICSENTRY']._serialized_end=1634
+  _globals['_RECORDS']._serialized_start=1637
+  _globals['_RECORDS']._serialized_end=1805
+  _globals['_RECORDS_FIELDSENTRY']._serialized_start=1737
+  _globals['_RECORDS_FIELDSENTRY']._serialized_end=1805
+  _globals['_RAGGED']._serialized_start=1807
+  _globals['_RAGGED']._serialized_end=1907
+  _globals['_SAMPLERESULT']._serialized_start=1910
+  _globals['_SAMPLERESULT']._serialized_end=2194
+  _globals['_SAMPLED']._serialized_start=2197
+  _globals['_SAMPLED']._serialized_end=2325
+  _globals['_TOPTOKENS']._serialized_start=2327
+  _globals['_TOPTOKENS']._serialized_end=2405
+  _globals['_PROMPTALTERNATIVES']._serialized_start=2407
+  _globals['_PROMPTALTERNATIVES']._serialized_end=2507
+  _globals['_PROMPTCALL']._serialized_start=2510
+  _globals['_PROMPTCALL']._serialized_end=2709
 # @@protoc_insertion_point(module_scope)
