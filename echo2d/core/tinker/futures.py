@@ -14,7 +14,7 @@ FutureId = NewType("FutureId", str)
 
 # Bytes of all kept results of one caller.
 CALLER_RESULTS_BYTES_MAX = 256 << 20
-# What a result counts beside its bytes.
+# What a result, or an operation that is kept, counts beside its bytes.
 ENTRY_BYTES = 512
 RESULT_KEPT_S = 60.0
 

@@ -9,6 +9,7 @@ frees the others.
 Not here: calls of clients (`service`), what an operation computes (the learner).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ from echo2d.core.tinker.samplers import AskedSample, Samplers
 CALLER_KEPT_BYTES_MAX = 4 << 30
 
 CREATES: Final = frozenset({"create", "load"})
+# The learner frees the states of older steps this often.
+KEEP_EVERY_S = 10.0
 # A model that the learner failed to make again this often is lost.
 RESTORES_MAX = 3
 LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
@@ -98,8 +101,9 @@ class LearnerWork:
         # The sample whose prompt the learner scores now, and whether it has scored one since the last operation.
         self._scoring: AskedSample | None = None
         self._has_scored = False
-        # Whether the learner may have models or checkpoints that are to be kept no longer.
+        # Whether the learner may have models or checkpoints that are to be kept no longer, and states of older steps.
         self.untidy = True
+        self._old_states, self._kept_at = False, -math.inf
         # What the learner does now; it is told again if it missed the answer. None: nothing.
         self._order: _Order | None = None
         # The model of the operation that runs; None: the order is no client's.
@@ -228,8 +232,9 @@ class LearnerWork:
         while self._idle is not None and self._order is None:
             if self._again:
                 self._order = self._again.popleft()
-            elif self.untidy:
-                self._order, self.untidy = self._own_order("keep", self._kept()), False
+            elif self.untidy or (self._old_states and now >= self._kept_at + KEEP_EVERY_S):
+                self._order = self._own_order("keep", self._kept())
+                self.untidy, self._old_states, self._kept_at = False, False, now
             elif (folder := self._samplers.wanted(now=now)) is not None:
                 newest = self._versions.newest
                 published = 0 if newest is None else newest.version
@@ -269,7 +274,7 @@ class LearnerWork:
         model = self._models.get(saved.model)
         if model is None or not model.replay.step_saved(saved.number):
             return []
-        self.untidy = True
+        self._old_states = True
         return [Persist(saved)]
 
     def _restore(self, name: ModelId, made: ModelMade) -> None:

@@ -10,10 +10,8 @@ Not here: the order of operations (`operations`), bodies (the ledger).
 
 from dataclasses import dataclass
 
+from echo2d.core.tinker.futures import ENTRY_BYTES
 from echo2d.core.tinker.operations import Operation
-
-# What an operation that is needed counts beside its body.
-KEPT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class ModelReplay:
             return Ended(False, (self._newest_step() + 1, number))
         if operation.kind == "optim_step" or (operation.adds and not self.spoiled):
             self._ended.append(operation)
-            self.bytes += KEPT_BYTES + operation.body_bytes
+            self.bytes += ENTRY_BYTES + operation.body_bytes
             return Ended(needed=True)
         return Ended(needed=False)
 
@@ -91,7 +89,7 @@ class ModelReplay:
 
     def _keep(self, operations: list[Operation]) -> None:
         self._ended = operations
-        self.bytes = sum(KEPT_BYTES + each.body_bytes for each in operations)
+        self.bytes = sum(ENTRY_BYTES + each.body_bytes for each in operations)
 
     def check(self) -> None:
         numbers = [each.number for each in self._ended]

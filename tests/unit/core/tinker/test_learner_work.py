@@ -18,7 +18,7 @@ from echo2d.core.tinker.events import (
     StepSaved,
 )
 from echo2d.core.tinker.futures import Failed, FutureId
-from echo2d.core.tinker.learner_work import RESTORES_MAX
+from echo2d.core.tinker.learner_work import KEEP_EVERY_S, RESTORES_MAX
 from echo2d.core.tinker.operations import ModelId, OperationKind
 from tests.support.tinker_world import BASE, ORDER, TinkerWorld, drawn, sampled, sampler_of
 
@@ -299,3 +299,17 @@ def test_a_sampler_whose_name_is_in_use_is_not_opened_for_other_weights() -> Non
     assert "is open already" in world.result("ann", future)["error"]
     other = replace(opened, path=world.save("ann", model, 2, "one"), base=None)
     assert world.asked("ann", other).status == 400
+
+
+def test_states_of_older_steps_are_freed_now_and_then() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    for number in (1, 2):
+        world.submit("ann", model, number, "optim_step")
+    world.learn()
+    assert world.next_order(StepSaved(model, 1)) is None
+    world.pass_time(KEEP_EVERY_S)
+    order = world.next_order(StepSaved(model, 2))
+    assert order is not None
+    assert order["kind"] == "keep"
+    assert order["arguments"]["folders"] == [state_folder(model, 2)]

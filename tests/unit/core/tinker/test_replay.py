@@ -1,8 +1,9 @@
 """What of one model must be computed again when the learner has lost its memory."""
 
 from echo2d.core.base.canonical import digest_of
+from echo2d.core.tinker.futures import ENTRY_BYTES
 from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
-from echo2d.core.tinker.replay import KEPT_BYTES, Ended, ModelReplay
+from echo2d.core.tinker.replay import Ended, ModelReplay
 
 
 def call(number: int, kind: OperationKind = "forward_backward", *, adds: bool = True) -> Operation:
@@ -31,7 +32,7 @@ def test_gradients_and_the_steps_that_applied_them_are_computed_again() -> None:
     assert ended(replay, call(4)) == Ended(needed=True)
     assert ended(replay, call(5, adds=False)) == Ended(needed=False)
     assert numbers(replay) == [1, 2, 4]
-    assert replay.bytes == 3 * (KEPT_BYTES + 100)
+    assert replay.bytes == 3 * (ENTRY_BYTES + 100)
     assert replay.states() == [2]
 
 
@@ -75,4 +76,4 @@ def test_nothing_before_a_saved_step_is_needed() -> None:
     assert replay.states() == [4, 6]
     assert ended(replay, call(3)) == Ended(needed=False), "the ledger may still have it"
     assert numbers(replay) == [5, 6]
-    assert replay.bytes == 2 * (KEPT_BYTES + 100)
+    assert replay.bytes == 2 * (ENTRY_BYTES + 100)
