@@ -115,29 +115,55 @@ class Direct:
         return float(self._tokens)
 
 
-class Client:
+class ApiCalls:
+    """Calls of the API over HTTP."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, key: str) -> None:
+        self._http, self._url, self._key = http, url, key
+
+    async def wait_until_known(self) -> None:
+        """Wait until the coordinator knows the key: it reads the table of tokens again every few seconds."""
+        while (await self.post("client/config", {}))[0] == HTTPStatus.UNAUTHORIZED:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_S)
+
+    async def result(self, future: dict[str, Any]) -> Any:
+        while True:
+            status, found = await self.post("retrieve_future", {"request_id": future["request_id"]})
+            if status == HTTPStatus.OK:
+                return found
+            assert status == HTTPStatus.REQUEST_TIMEOUT, found
+
+    async def post(self, path: str, body: bytes | dict[str, Any]) -> tuple[int, Any]:
+        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        headers = {"X-API-Key": self._key}
+        async with self._http.post(
+            f"{self._url}{PREFIX}/{path}", headers=headers, **data
+        ) as answer:
+            is_json = answer.content_type == "application/json"
+            return answer.status, await (answer.json() if is_json else answer.read())
+
+
+class Client(ApiCalls):
     """A client of the API, and the metrics of the only worker."""
 
     def __init__(
         self, http: aiohttp.ClientSession, url: str, key: str, worker: Program, metrics_port: int
     ) -> None:
+        super().__init__(http, url, key)
         self.pid = worker.pid
-        self._http, self._url, self._key = http, url, key
         self._metrics = f"http://127.0.0.1:{metrics_port}/metrics"
         self._sampler, self._number = "", 0
 
     async def open(self) -> None:
         """Make a model, and a sampler of its weights."""
-        while (await self._post("client/config", {}))[0] == HTTPStatus.UNAUTHORIZED:  # noqa: ASYNC110
-            # The coordinator reads the table of tokens again every few seconds.
-            await asyncio.sleep(RETRY_S)
-        _, session = await self._post("create_session", {"sdk_version": "0.38.0"})
+        await self.wait_until_known()
+        _, session = await self.post("create_session", {"sdk_version": "0.38.0"})
         model = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": NAME}
-        _, future = await self._post("create_model", model | {"lora_config": {"rank": RANK}})
-        made = await self._result(future)
+        _, future = await self.post("create_model", model | {"lora_config": {"rank": RANK}})
+        made = await self.result(future)
         save = {"model_id": made["model_id"], "seq_id": 1, "sampling_session_seq_id": 0}
-        _, future = await self._post("save_weights_for_sampler", save)
-        self._sampler = (await self._result(future))["sampling_session_id"]
+        _, future = await self.post("save_weights_for_sampler", save)
+        self._sampler = (await self.result(future))["sampling_session_id"]
 
     async def answer(self, asked: Asked) -> None:
         self._number += 1
@@ -148,11 +174,11 @@ class Client:
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": asked.prompt}]},
             "sampling_params": {"max_tokens": asked.tokens, "temperature": 1.0, "stop": []},
         }
-        _, future = await self._post("asample", body)
+        _, future = await self.post("asample", body)
         try:
-            found = await self._result(future)
+            found = await self.result(future)
         except asyncio.CancelledError:
-            await self._post("cancel_future", {"request_id": future["request_id"]})
+            await self.post("cancel_future", {"request_id": future["request_id"]})
             raise
         # Each token has an int32 and a float32.
         assert isinstance(found, bytes), found
@@ -171,23 +197,6 @@ class Client:
         while (now := await self.made()) != before:
             before = now
             await asyncio.sleep(RETRY_S)
-
-    async def _result(self, future: dict[str, Any]) -> Any:
-        while True:
-            status, found = await self._post(
-                "retrieve_future", {"request_id": future["request_id"]}
-            )
-            if status == HTTPStatus.OK:
-                return found
-            assert status == HTTPStatus.REQUEST_TIMEOUT, found
-
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        headers = {"X-API-Key": self._key}
-        async with self._http.post(
-            f"{self._url}{PREFIX}/{path}", headers=headers, json=body
-        ) as answer:
-            is_json = answer.content_type == "application/json"
-            return answer.status, await (answer.json() if is_json else answer.read())
 
 
 def free_port() -> int:
