@@ -12,8 +12,8 @@ synchronous=FULL).
 
 These are deleted: a dropped group with its samples, leases, and attachments that no other prompt has;
 the batches, commits and frozen groups of steps that the learner made durable (`CheckpointKept`); a session of
-the Tinker API that is over, with its samplers, operations and saved steps; the bodies of operations up to a saved
-step, and these operations when they have ended and nobody needs their results.
+the Tinker API that is over, with its samplers, operations and saved steps; the body of an operation that the learner
+will not compute again, and later the operation, when its client has had the result.
 A revoked version that is published again is no longer revoked.
 
 Blocking functions: one thread owns a Ledger from `open` to `close`. A lock on `<name>.lock` keeps

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 # The most likely tokens, and the alternatives, of one token of a prompt.
 PROMPT_COLUMNS_MAX = 1024
-# Of an answer: 20 most likely tokens at each of 131,072 positions take 20 MiB.
+# An answer has at most this many bytes. The 20 most likely tokens at each of 131,072 positions take 20 MiB.
 PROMPT_ANSWER_BYTES_MAX = 24 << 20
 # In an empty cell of the most likely tokens, beside token 0.
 NO_LOGPROB = -99999.0

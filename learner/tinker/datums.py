@@ -91,7 +91,10 @@ def rows_of(
 
 
 def staleness_of(data: Iterable[Datum], model: str, steps: int) -> list[tuple[int, int]]:
-    """Of each span of sampled tokens: its staleness, in steps of this model after `steps` of them, and its tokens."""
+    """For each span of sampled tokens, its staleness in optimizer steps, and how many tokens it has.
+
+    model: whose sequences count. steps: how many steps it has had.
+    """
     found = []
     for span in (each for datum in data for each in datum.spans if each.sampled and each.length):
         named = _SEQUENCE.fullmatch(span.sequence)

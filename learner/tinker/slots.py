@@ -42,7 +42,7 @@ RANK_MAX = 512
 # AdamW divides by eps where no gradient has come yet, and smaller numbers are 0 in float32.
 EPS_MIN = 1e-30
 MOMENTS = "exp_avg", "exp_avg_sq"
-# Of a weight in memory: itself, its gradient and its moments, in float32.
+# A weight takes this many bytes of memory: with its gradient and its two moments, in float32.
 WEIGHT_BYTES = 16
 # What a published version has of a saved slot.
 PUBLISHED_FILES = "adapter_config.json", "adapter_model.safetensors", BASE_PIN

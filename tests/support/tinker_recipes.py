@@ -73,7 +73,7 @@ def question(one: int, other: int, _wrong: int) -> dict[str, Any]:
 
 
 def line(one: int, other: int, wrong: int) -> dict[str, Any]:
-    """Of the documents in which rl_numerics_check counts a word."""
+    """A line of a document. rl_numerics_check asks how often a word stands in it."""
     return {"text": f"Between {one} and {wrong} many came before {other} , and most left later .\n"}
 
 

@@ -410,7 +410,7 @@ class KeptOperation:
     """An operation as the ledger has it. Its body stays there."""
 
     operation: Operation
-    # None: it has not ended, or nobody needs its result any more.
+    # None: the operation has not ended, or its client has had the result.
     result: Outcome | None
     # Whether it has ended, whether it failed, and whether it is still needed, as in `OperationOver`.
     ended: bool

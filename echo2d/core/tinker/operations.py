@@ -75,11 +75,6 @@ class Operations:
         running = 0 if self.running is None else self.running.body_bytes
         return running + sum(each.body_bytes for each in self._waiting.values())
 
-    @property
-    def unended(self) -> list[int]:
-        """The numbers of operations that wait or run."""
-        return [*self._waiting, *([] if self.running is None else [self.running.number])]
-
     def recover(self, operation: Operation, *, ended: bool) -> None:
         """Take an operation from the ledger. Those of a model come in the order of their numbers."""
         number = operation.number

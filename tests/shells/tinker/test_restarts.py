@@ -51,7 +51,7 @@ class KilledWorld(TinkerWorld):
         self.ledger.append(records)
 
     def kill_coordinator(self) -> None:
-        """Begin again from the ledger. Nobody who waited for an answer gets one."""
+        """Another coordinator begins from the ledger. Calls that wait are never answered."""
         kept = self.ledger.recover().clients
         self.versions = PublishedVersions((), PublishSeq(0))
         self.service = TinkerService([BASE], self.versions, kept, now=self.now)
@@ -269,6 +269,4 @@ def test_gradients_that_are_refused_leave_no_bytes_in_the_ledger(
         assert kept == []
         step = world.submit("ann", model, 30, "optim_step")
         work(world, Random(0), kills=0.0)
-        assert "send optim_step" in world.result("ann", step)["error"] or "failed" in str(
-            world.result("ann", step)
-        )
+        assert "a part of its gradient failed" in world.result("ann", step)["error"]

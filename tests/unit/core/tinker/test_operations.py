@@ -112,7 +112,7 @@ def test_the_order_goes_on_from_what_the_ledger_has() -> None:
     operations.recover(call(5), ended=True)
     operations.recover(call(6), ended=False)
     operations.recover(call(8), ended=False)
-    assert operations.unended == [6, 8]
+    assert operations.waiting == 2
     assert run(operations) == 6
     with pytest.raises(NumberRefusedError, match="number 5 was used"):
         operations.submit(call(5, said="other"), now=0.0)

@@ -42,7 +42,7 @@ from examples.smollm2 import model_directory
 NAME = "org/smollm2"
 RANK = 8
 PROMPT_TOKENS, VOCABULARY = 32, 49_152
-# Of an answer. They differ, so that answers do not end all at once.
+# An answer has this many tokens, from and to, so that answers do not all end at once.
 ANSWER_TOKENS = 100, 200
 SETTLE_S, START_S, RETRY_S = 15.0, 300.0, 1.0
 
