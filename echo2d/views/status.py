@@ -109,7 +109,7 @@ def status_picture(
     parts: list[RenderableType] = [
         _main_numbers(status, tokens_per_s, width),
         *_provision(status),
-        *_served(status),
+        *_held(status),
         *_rented(status),
         *egress,
         *_reward_and_staleness(status),
@@ -258,15 +258,15 @@ def _egress(status: Status) -> Iterable[Text]:
     yield Text.assemble(_label("seed sent"), words)
 
 
-def _served(status: Status) -> Iterable[RenderableType]:
-    """Whose weights workers serve for clients of the Tinker API."""
+def _held(status: Status) -> Iterable[RenderableType]:
+    """Whose weights workers hold for clients of the Tinker API."""
     tinker = status.tinker
-    if tinker is None or tinker.serves is None:
+    if tinker is None or not tinker.held:
         return
-    name = tinker.serves
-    for each in tinker.sessions:
-        name = name.replace(each.session, _short(each.session))
-    yield _labelled("served", f"{name}, as version {tinker.serves_version}")
+    words = ", ".join(f"{each.weights} as version {each.version}" for each in tinker.held)
+    for session in tinker.sessions:
+        words = words.replace(session.session, _short(session.session))
+    yield _labelled("held", words)
 
 
 def _clients(status: Status, rows: int | None, width: int) -> Iterable[RenderableType]:

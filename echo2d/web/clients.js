@@ -27,8 +27,9 @@ export function drawClients({status: {tinker}}) {
   for (const id of OF_TRAINING) $(id).hidden = Boolean(tinker);
   $("clients-section").hidden = !tinker;
   if (!tinker) return;
-  const {serves, serves_version: version} = tinker, names = tinker.sessions.reduce((text, {session}) => text.replace(session, short(session)), serves ?? "");
-  $("clients-about").textContent = serves === null ? "no weights are served yet" : `workers serve ${names} as v${version}`;
+  const held = tinker.held.map(({weights, version}) => `${weights} as v${version}`).join(", ");
+  const names = tinker.sessions.reduce((text, {session}) => text.replaceAll(session, short(session)), held);
+  $("clients-about").textContent = held ? `workers hold ${names}` : "no weights are held yet";
   const priced = tinker.sessions.some(each => each.cost_usd !== null);
   const columns = [
     ["client"], ["session"], ["age", true], ["heard", true], ["model"], ["steps", true], ["tokens trained", true], ["train time", true], ["operations wait", true], ["tokens sampled", true],

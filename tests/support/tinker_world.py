@@ -1,5 +1,6 @@
 """The training service of the Tinker API with clients and a learner, without HTTP and models."""
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -7,8 +8,8 @@ import msgpack
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack
-from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
-from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
+from echo2d.core.cluster.events import Persist, Reply, Send
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker.events import (
@@ -52,7 +53,9 @@ class TinkerWorld:
         clients = KeptClients(models=tuple(models), checkpoints=tuple(saved))
         self.now = 0.0
         self.versions = PublishedVersions((), PublishSeq(0))
-        self.service = TinkerService([BASE], self.versions, clients, now=self.now)
+        # The versions that workers were told to hold beside the next one.
+        self.holds: list[tuple[int, ...]] = []
+        self.service = TinkerService([BASE], self.versions, clients, hold=self.hold, now=self.now)
         self.requests = count(1)
         self.answers: dict[int, Reply] = {}
         self.records: list[Any] = []
@@ -64,6 +67,10 @@ class TinkerWorld:
         # What the learner has run: (model, number, kind).
         self.ran: list[tuple[str, int, str]] = []
         self.fails: set[tuple[str, int]] = set()
+
+    def hold(self, versions: Sequence[Version]) -> list[Send]:
+        self.holds.append(tuple(versions))
+        return []
 
     def take(self, actions: list[Any]) -> None:
         """What a turn of the coordinator's loop does: first all records become durable."""

@@ -513,15 +513,23 @@ class CallerStatus:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Weights that workers hold for clients."""
+
+    weights: str = described(
+        "whose weights these are: the path of a checkpoint, the id of a sampler, or the base model's name"
+    )
+    version: int = described("the version with these weights")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinkerStatus:
     """The clients of the Tinker API."""
 
-    serves: str | None = described(
-        "whose weights workers serve: the path of a checkpoint, the id of a sampler, or the base model's name; null:"
-        " none yet"
+    held: tuple[HeldWeights, ...] = described(
+        "the weights that workers hold for samples; those that were published last are last"
     )
-    serves_version: int | None = described("the version with these weights; null: none yet")
     sessions: tuple[SessionStatus, ...] = described("the open sessions")
     callers: tuple[CallerStatus, ...] = described("the callers", rows={"caller": "caller"})
 

@@ -214,11 +214,14 @@ class OperationEnded:
 
 @dataclass(frozen=True, slots=True)
 class SampleEnded:
-    """What `DrawSample` asked for has been drawn, or failed. again: another try may draw it."""
+    """What `DrawSample` asked for has been drawn, or failed. again: another try may draw it. gone: no worker holds its
+    version any more.
+    """
 
     future: FutureId
     result: Outcome
     again: bool = False
+    gone: bool = False
     tokens: int = 0  # of all sequences
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo2d.core.status.schema import CallerStatus, ClientModelStatus, SessionStatus
+from echo2d.core.tinker.draw_queue import AskedSample
 from echo2d.core.tinker.events import ModelMade, SessionName
 from echo2d.core.tinker.operations import ModelId, Operations
-from echo2d.core.tinker.samplers import AskedSample, SampleQueue
+from echo2d.core.tinker.samplers import SampleQueue
 
 
 @dataclass(slots=True)

@@ -11,16 +11,17 @@ Not here: calls of clients (`service`), what an operation computes (the learner)
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import Digest, RequestId, Version
-from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.cluster.events import Persist, Reply, Send
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.tinker.checkpoints import SavedModels, folder_of, state_folder
 from echo2d.core.tinker.client_models import ClientModel, ClientModels
+from echo2d.core.tinker.draw_queue import AskedSample
 from echo2d.core.tinker.events import (
     LAYERS,
     CheckpointSaved,
@@ -39,7 +40,7 @@ from echo2d.core.tinker.figures import Figures
 from echo2d.core.tinker.futures import Failed, Outcome
 from echo2d.core.tinker.operations import DROPPED, MISSING, ModelId, Operation, OperationKind
 from echo2d.core.tinker.results import Results, future_of
-from echo2d.core.tinker.samplers import AskedSample, Samplers
+from echo2d.core.tinker.samplers import Samplers
 
 # Bodies of one caller that the ledger keeps to compute them again.
 CALLER_KEPT_BYTES_MAX = 4 << 30
@@ -51,7 +52,7 @@ KEEP_EVERY_S = 10.0
 RESTORES_MAX = 3
 LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
 
-Action = Persist[TinkerRecord] | Reply | TinkerAction
+Action = Persist[TinkerRecord] | Reply | Send | TinkerAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class _Order:
 class LearnerWork:
     """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
 
-    staleness_max: how many optimizer steps older than the model sampled tokens may be; None: any.
+    staleness_max: how many optimizer steps older than the model sampled tokens may be; None: any. hold: has workers
+    hold these versions beside the next one, and no others.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LearnerWork:
         versions: PublishedVersions,
         *,
         staleness_max: int | None,
+        hold: Callable[[Sequence[Version]], Sequence[Send]],
         models: ClientModels,
         results: Results,
         checkpoints: SavedModels,
@@ -92,7 +95,7 @@ class LearnerWork:
         figures: Figures,
     ) -> None:
         self._names, self._versions = frozenset(names), versions
-        self._staleness_max = staleness_max
+        self._staleness_max, self._hold = staleness_max, hold
         self._models, self._results, self._checkpoints = models, results, checkpoints
         self._samplers, self._figures = samplers, figures
         # The folder and version that the learner publishes now, and the last version that it was told to publish.
@@ -117,11 +120,6 @@ class LearnerWork:
         # When each caller had its last turn, in turns.
         self._turns: dict[str, int] = {}
         self._turn = 0
-
-    @property
-    def publishes(self) -> bool:
-        """Whether the learner publishes other weights now."""
-        return self._publishing is not None
 
     @property
     def scoring(self) -> AskedSample | None:
@@ -152,9 +150,8 @@ class LearnerWork:
         self._running, self._idle, self._order, self.untidy = None, None, None, True
         self._again.clear()
         if self._publishing is not None:
-            # The version may have been accepted.
+            # The version may have been accepted, but nothing is drawn from it.
             self._publishing = None
-            self._samplers.unpublished()
         if (scoring := self._scoring) is not None:
             self._scoring = None
             if not scoring.dropped:
@@ -235,7 +232,8 @@ class LearnerWork:
             elif self.untidy or (self._old_states and now >= self._kept_at + KEEP_EVERY_S):
                 self._order = self._own_order("keep", self._kept())
                 self.untidy, self._old_states, self._kept_at = False, False, now
-            elif (folder := self._samplers.wanted(now=now)) is not None:
+            elif (folder := self._samplers.held.wanted(now=now)) is not None:
+                actions += self._hold(self._samplers.held.make_room(folder))
                 newest = self._versions.newest
                 published = 0 if newest is None else newest.version
                 self._last_version = Version(max(published, self._last_version) + 1)
@@ -406,10 +404,8 @@ class LearnerWork:
         if publishing is None:
             return []
         if not isinstance(result, Failed):
-            self._samplers.published(*publishing, now=now)
+            self._samplers.held.published(*publishing, now=now)
             return []
-        # It is not known whether the version was accepted.
-        self._samplers.unpublished()
         failed = Failed(f"the weights cannot be published: {result.detail}", "server")
         lost = self._samplers.fail(publishing[0])
         return [

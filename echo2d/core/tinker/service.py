@@ -14,15 +14,16 @@ Not here: HTTP (`net/tinker`), what the learner does next (`learner_work`), what
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import assert_never
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.ids import RequestId
-from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.base.ids import RequestId, Version
+from echo2d.core.cluster.events import Persist, Reply, Send
 from echo2d.core.cluster.versions import PublishedVersions
-from echo2d.core.status.schema import CallerStatus, SessionStatus, TinkerStatus
+from echo2d.core.status.schema import CallerStatus, HeldWeights, SessionStatus, TinkerStatus
 from echo2d.core.tinker.checkpoints import (
     SavedModels,
     checkpoint_json,
@@ -31,6 +32,7 @@ from echo2d.core.tinker.checkpoints import (
     weights_json,
 )
 from echo2d.core.tinker.client_models import ClientModel, ClientModels, session_of
+from echo2d.core.tinker.draw_queue import BASE, AskedSample
 from echo2d.core.tinker.events import (
     AwaitResult,
     CancelSample,
@@ -68,7 +70,7 @@ from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.learner_work import Action, LearnerWork
 from echo2d.core.tinker.operations import NumberRefusedError, Operation
 from echo2d.core.tinker.results import Results, future_of
-from echo2d.core.tinker.samplers import BASE, AskedSample, Samplers
+from echo2d.core.tinker.samplers import Samplers
 
 # A session ends after this long without a call. A client's heartbeat may starve while its own code computes.
 SILENT_S = 900.0
@@ -87,7 +89,8 @@ SAMPLER_NUMBERS_MAX = 8192
 class TinkerService:
     """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
 
-    kept: what the ledger has. staleness_max: as in `LearnerWork`.
+    kept: what the ledger has. staleness_max: and hold: as in `LearnerWork`. spread: as in
+    `HeldSnapshots`.
     """
 
     def __init__(
@@ -97,15 +100,18 @@ class TinkerService:
         kept: KeptClients,
         *,
         staleness_max: int | None = None,
+        hold: Callable[[Sequence[Version]], Sequence[Send]] = lambda _: (),
+        spread: Callable[[Version], bool] = lambda _: True,
         now: float,
     ) -> None:
         self._names = frozenset(names)
-        self._samplers, self._figures, self._results = Samplers(), Figures(), Results()
+        self._samplers, self._figures, self._results = Samplers(spread), Figures(), Results()
         self._checkpoints, self._models = SavedModels(kept.models, kept.checkpoints), ClientModels()
         self._work = LearnerWork(
             self._names,
             versions,
             staleness_max=staleness_max,
+            hold=hold,
             models=self._models,
             results=self._results,
             checkpoints=self._checkpoints,
@@ -176,9 +182,7 @@ class TinkerService:
             for path in self._checkpoints.expired(self._wall_at_0 + now):
                 actions += self._drop(path)
         self._advanced_at = now
-        actions += self._work.give(now=now)
-        # While another version is published, what is drawn by the present one may come to nothing.
-        return actions if self._work.publishes else [*actions, *self._samplers.begin(now=now)]
+        return [*actions, *self._work.give(now=now), *self._samplers.begin(now=now)]
 
     def wake_at(self) -> float | None:
         times = [at for sessions in self._sessions.values() for at in sessions.values()]
@@ -364,6 +368,8 @@ class TinkerService:
 
     def _sample_ended(self, event: SampleEnded, now: float) -> list[Action]:
         sample = self._samplers.drawn(event.future)
+        if sample is not None and sample.version is not None and event.gone:
+            self._samplers.held.lost(sample.version)
         if self._samplers.ended(event.future, again=event.again, now=now) or sample is None:
             return []
         result = event.result
@@ -422,7 +428,7 @@ class TinkerService:
 
     def status(self, prices: Prices, *, now: float) -> TinkerStatus:
         queues, models, saved = self._samplers.queues(), self._models, self._checkpoints
-        served, scoring = self._samplers.served, self._work.scoring
+        scoring = self._work.scoring
         if scoring is not None:
             queues[scoring.sampler.session].unscored += 1
         sessions, callers = list[SessionStatus](), list[CallerStatus]()
@@ -451,8 +457,7 @@ class TinkerService:
             sessions += own
             callers.append(self._figures.caller(name, own, checkpoints.total()))
         return TinkerStatus(
-            serves=None if served is None else served[0],
-            serves_version=None if served is None else served[1],
+            held=tuple(starmap(HeldWeights, self._samplers.names().items())),
             sessions=tuple(sessions),
             callers=tuple(callers),
         )

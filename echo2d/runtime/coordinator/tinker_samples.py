@@ -132,7 +132,8 @@ class SampleDrawer:
             return SampleEnded(action.future, failed, again=True)
         if refused is not None:
             failed = Failed(f"the sample was not drawn: {refused.detail}", "server")
-            return SampleEnded(action.future, failed, again=refused.code in _AGAIN)
+            gone = refused.code in ("version", "revoked")
+            return SampleEnded(action.future, failed, again=refused.code in _AGAIN, gone=gone)
         # Only runs with [tinker] have protobuf.
         from echo2d.tinker.wire import SampledTokens, write_sample_result
 

@@ -139,7 +139,7 @@ def test_a_run_with_clients_shows_their_sessions_and_nothing_of_train_steps(
             ("", "train:1, rank 8", "100"),
             ("bob", "-", "0"),
         ]
-        assert page.inner_text("#clients-about") == "workers serve org/base as v1"
+        assert page.inner_text("#clients-about") == "workers hold org/base as v1"
         tiles = page.inner_text("#tiles").lower()
         assert "sessions" in tiles
         assert "optimizer steps" in tiles

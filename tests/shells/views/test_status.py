@@ -170,7 +170,7 @@ def test_a_run_with_clients_shows_their_sessions_and_nothing_of_train_steps() ->
         assert word not in text
     assert "sessions 2" in " ".join(text.split())
     assert "calls that wait for the learner: 2; samples that wait for workers: 0" in text
-    assert "org/base, as version 1" in text
+    assert "org/base as version 1" in text
     ann, first, second, bob = (row_of(text, name) for name in ("ann", "train:0", "train:1", "bob"))
     assert ann[:9] == ["ann", "s1", "60", "s", "60", "s", "2", "models", "2"]
     assert first[:5] == ["train:0,", "rank", "8", "1", "100"]

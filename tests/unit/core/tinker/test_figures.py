@@ -2,6 +2,7 @@
 
 import pytest
 
+from echo2d.core.status.schema import HeldWeights
 from echo2d.core.tinker.events import EndSession, SessionName
 from tests.support.tinker_clients import BASE, LEARNER_USD_PER_H, ClientWorld, serving
 
@@ -55,23 +56,19 @@ def test_what_waits_is_shown_for_each_session() -> None:
     assert (bob.age_s, bob.silent_s) == (60.0, 60.0)
 
 
-def test_the_status_names_the_weights_that_are_served_and_counts_what_waits_for_others() -> None:
+def test_the_status_names_the_weights_that_are_held_and_counts_what_waits_for_others() -> None:
     world = serving()
-    assert (world.clients().serves, world.clients().serves_version) == (BASE, 1)
+    assert world.clients().held == (HeldWeights(BASE, 1),)
     path = "tinker://s1:train:1/weights/3"
-    other = world.sampler("ann", "s1", path)
-    world.sample("ann", other, 0)
+    world.sample("ann", world.sampler("ann", "s1", path), 0)
     assert (world.of("s1").samples_waiting, world.of("s1").other_weights) == (1, 1)
-    for _ in range(2):
-        # The second time, what bob has asked for with scores of its prompt.
-        world.draw(tokens=6)
-        world.learn()
-    assert (world.clients().serves, world.clients().serves_version) == (path, 2)
+    world.learn()
+    assert world.clients().held == (HeldWeights(BASE, 1), HeldWeights(path, 2))
     assert world.of("s1").drawn == 1
 
 
-def test_nothing_is_served_before_the_first_sample() -> None:
-    assert (ClientWorld().clients().serves, ClientWorld().clients().serves_version) == (None, None)
+def test_nothing_is_held_before_the_first_sample() -> None:
+    assert ClientWorld().clients().held == ()
 
 
 def test_workers_are_paid_for_by_sampled_tokens_and_the_learner_by_its_time() -> None:

@@ -1,39 +1,28 @@
-"""Which samples workers draw, and which weights they serve."""
+"""Which samples workers draw next."""
+
+from dataclasses import replace
 
 import pytest
 
 from echo2d.core.base.ids import Version
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker import samplers as module
+from echo2d.core.tinker.draw_queue import BASE, DRAW_RETRY_S, AskedSample, WeightsSampler
 from echo2d.core.tinker.events import SampleOrder, SamplerName, SamplerOpened, SessionName
 from echo2d.core.tinker.futures import FutureId
-from echo2d.core.tinker.samplers import (
-    BASE,
-    CALLER_DRAWN_MAX,
-    DRAW_RETRY_S,
-    DRAW_TRIES_MAX,
-    DRAWN_MAX,
-    SNAPSHOT_SWITCH_S,
-    AskedSample,
-    Samplers,
-    WeightsSampler,
-)
+from echo2d.core.tinker.operations import ModelId
+from echo2d.core.tinker.samplers import CALLER_DRAWN_MAX, DRAW_TRIES_MAX, DRAWN_MAX, Samplers
+from tests.support.tinker_samplers import sample, sampler
 
 
 def opened(of: WeightsSampler) -> SamplerOpened:
     return SamplerOpened(of.name, of.caller, of.session, of.folder, of.base, of.path)
 
 
-def sampler(folder: str, caller: str = "ann", session: str = "s1") -> WeightsSampler:
-    name = SamplerName(f"{session}:{folder}")
-    return WeightsSampler(name, caller, SessionName(session), folder, "org/base", None)
-
-
 def asked(
     samplers: Samplers, of: WeightsSampler, name: str, *, count: int = 1, now: float = 0.0
 ) -> None:
-    order = SampleOrder(b"", count, 10, WHOLE, (), (), None)
-    samplers.ask(AskedSample(FutureId(name), of, order, now))
+    samplers.ask(sample(of, name, count=count, now=now))
 
 
 def begun(samplers: Samplers, now: float = 0.0) -> list[str]:
@@ -42,61 +31,61 @@ def begun(samplers: Samplers, now: float = 0.0) -> list[str]:
     return list(found)
 
 
-def served(folder: str = "f1", version: int = 1, now: float = 0.0) -> Samplers:
+def published(samplers: Samplers, folder: str, version: int, now: float = 0.0) -> None:
+    samplers.held.make_room(folder)
+    samplers.held.published(folder, Version(version), now=now)
+
+
+def serving() -> Samplers:
+    """They hold f1, from which nothing is asked."""
     samplers = Samplers()
-    samplers.published(folder, Version(version), now=now)
+    asked(samplers, sampler("f1"), "first")
+    published(samplers, "f1", 1)
+    samplers.drop(FutureId("first"))
     return samplers
 
 
-def test_nothing_is_drawn_before_its_weights_are_served() -> None:
+def test_nothing_is_drawn_before_its_weights_are_held() -> None:
     samplers = Samplers()
     asked(samplers, sampler("f1"), "a")
     assert begun(samplers) == []
-    assert samplers.wanted(now=0.0) == "f1"
-    samplers.published("f1", Version(3), now=1.0)
+    assert samplers.held.wanted(now=0.0) == "f1"
+    published(samplers, "f1", 3, now=1.0)
     (draw,) = samplers.begin(now=1.0)
     assert (draw.future, draw.caller, draw.version) == ("a", "ann", 3)
-    assert samplers.wanted(now=1.0) is None
+    assert samplers.held.wanted(now=1.0) is None
 
 
-def test_the_present_weights_stay_while_something_is_drawn_by_them() -> None:
-    samplers = served()
-    asked(samplers, sampler("f1"), "a")
-    asked(samplers, sampler(BASE), "b")
+def test_samples_of_several_weights_are_drawn_at_once_in_the_order_in_which_they_came() -> None:
+    samplers = Samplers()
+    for number, name in enumerate("abcd"):
+        asked(samplers, sampler("f1" if number % 2 else BASE), name, now=float(number))
+    published(samplers, BASE, 1)
+    published(samplers, "f1", 2)
+    found = [(each.future, each.version) for each in samplers.begin(now=3.0)]
+    assert found == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
+
+
+def test_a_sample_that_waits_follows_its_sampler_to_newer_weights() -> None:
+    samplers = Samplers()
+    name, session = SamplerName("s1:f1"), SessionName("s1")
+    follower = SamplerOpened(
+        name, "ann", session, "f1", "org/base", None, ModelId("m"), steps=1, follows=True
+    )
+    samplers.open(follower)
+    of = samplers.get("ann", name)
+    assert of is not None
+    asked(samplers, of, "a")
+    asked(samplers, sampler("f1", session="s2"), "b")
+    newest = replace(follower, sampler=SamplerName("s1:f2"), folder="f2", steps=2)
+    (moved,) = samplers.follow(newest)
+    assert (moved.sampler, moved.folder) == ("s1:f1", "f2")
+    published(samplers, "f2", 5)
     assert begun(samplers) == ["a"]
-    assert samplers.wanted(now=100.0) is None
-    assert not samplers.ended(FutureId("a"), again=False, now=1.0)
-    assert samplers.wanted(now=1.0) == BASE
-
-
-def test_the_present_weights_go_on_for_a_while_although_others_wait() -> None:
-    samplers = served()
-    asked(samplers, sampler("f2"), "b")
-    asked(samplers, sampler("f1"), "a")
-    assert samplers.wanted(now=1.0) is None
-    assert begun(samplers, now=1.0) == ["a"]
-    samplers.ended(FutureId("a"), again=False, now=1.0)
-    asked(samplers, sampler("f1"), "c", now=SNAPSHOT_SWITCH_S)
-    assert samplers.wake_at(1.0) == SNAPSHOT_SWITCH_S
-    assert samplers.wake_at(SNAPSHOT_SWITCH_S) is None, "nothing changes before another event"
-    assert begun(samplers, now=SNAPSHOT_SWITCH_S) == []
-    assert samplers.wanted(now=SNAPSHOT_SWITCH_S) == "f2"
-    samplers.published("f2", Version(2), now=SNAPSHOT_SWITCH_S)
-    # Those that wait for other weights have waited for long, but nothing would be drawn if the weights changed again.
-    assert begun(samplers, now=SNAPSHOT_SWITCH_S) == ["b"]
-    samplers.ended(FutureId("b"), again=False, now=SNAPSHOT_SWITCH_S)
-    assert samplers.wanted(now=SNAPSHOT_SWITCH_S) == "f1"
-
-
-def test_of_several_weights_those_that_were_waited_for_longest_come_next() -> None:
-    samplers = served()
-    asked(samplers, sampler("f3"), "late", now=2.0)
-    asked(samplers, sampler("f2"), "early", now=1.0)
-    assert samplers.wanted(now=3.0) == "f2"
 
 
 def test_a_caller_does_not_take_all_room_but_one_large_sample_is_drawn() -> None:
-    samplers = served()
+    samplers = serving()
     ann, bob = sampler("f1"), sampler("f1", "bob", "s2")
     asked(samplers, ann, "a", count=CALLER_DRAWN_MAX)
     asked(samplers, ann, "b")
@@ -111,7 +100,7 @@ def test_a_caller_does_not_take_all_room_but_one_large_sample_is_drawn() -> None
 
 
 def test_a_sample_that_workers_failed_is_drawn_again_a_few_times() -> None:
-    samplers = served()
+    samplers = serving()
     asked(samplers, sampler("f1"), "a")
     now = 0.0
     for _ in range(DRAW_TRIES_MAX - 1):
@@ -126,7 +115,7 @@ def test_a_sample_that_workers_failed_is_drawn_again_a_few_times() -> None:
 
 
 def test_the_folders_of_samplers_and_of_what_is_drawn_are_kept() -> None:
-    samplers = served()
+    samplers = serving()
     one, two = sampler("f1"), sampler("f2", session="s2")
     for each in (one, two, sampler(BASE)):
         samplers.open(opened(each))
@@ -153,14 +142,14 @@ def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends(
 
 
 def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> None:
-    samplers, of = served(), sampler("f1")
+    samplers, of = serving(), sampler("f1")
     order = SampleOrder(b"1234", 1, 10, WHOLE, (), (), None, b"asked", 100)
-    sample = AskedSample(FutureId("a"), of, order, 0.0)
-    samplers.ask(sample)
+    scored = AskedSample(FutureId("a"), of, order, 0.0)
+    samplers.ask(scored)
     assert samplers.waiting("ann") == (1, 109)
-    assert samplers.next_to_score() is sample
-    sample.scores = b"found"
-    samplers.ask(sample)
+    assert samplers.next_to_score() is scored
+    scored.scores = b"found"
+    samplers.ask(scored)
     assert samplers.waiting("ann") == (1, 109)
     assert begun(samplers) == ["a"]
     assert (samplers.waiting("ann"), samplers.waiting("bob")) == ((0, 109), (0, 0))
@@ -169,21 +158,8 @@ def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> N
 
 
 def test_callers_take_turns_however_many_samples_one_of_them_asks_for() -> None:
-    samplers = served()
+    samplers = serving()
     for number in range(DRAWN_MAX):
         asked(samplers, sampler("f1", "ann"), f"a{number}")
     asked(samplers, sampler("f1", "bob"), "b")
     assert begun(samplers)[:2] == ["a0", "b"]
-
-
-def test_callers_take_turns_with_their_snapshots() -> None:
-    samplers = Samplers()
-    for number, (folder, caller) in enumerate((("f1", "ann"), ("f2", "ann"), ("f3", "bob"))):
-        asked(samplers, sampler(folder, caller), folder, now=float(number))
-    turns = []
-    while (wanted := samplers.wanted(now=9.0)) is not None:
-        turns.append(wanted)
-        samplers.published(wanted, Version(len(turns)), now=9.0)
-        for name in begun(samplers, 9.0):
-            samplers.ended(FutureId(name), again=False, now=9.0)
-    assert turns == ["f1", "f3", "f2"]

@@ -8,6 +8,7 @@ import pytest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import RequestId
 from echo2d.core.tinker import service as module
+from echo2d.core.tinker.draw_queue import DRAW_RETRY_S
 from echo2d.core.tinker.events import (
     AwaitResult,
     CancelSample,
@@ -34,7 +35,6 @@ from echo2d.core.tinker.events import (
 )
 from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
-from echo2d.core.tinker.samplers import DRAW_RETRY_S
 from echo2d.core.tinker.service import SILENT_S
 from tests.support.tinker_world import (
     BASE,
@@ -489,29 +489,37 @@ def test_a_sample_may_be_cancelled_while_its_prompt_is_scored() -> None:
     assert drawn(world) == []
 
 
-def test_nothing_is_drawn_by_old_weights_while_others_are_published() -> None:
+def test_weights_are_drawn_from_while_others_are_published() -> None:
     world = TinkerWorld()
     model = world.session()
     first, second = sampler_of(world, model, 1), sampler_of(world, model, 2, "s1:sample:1")
     sampled(world, first, 1)
     world.learn()
     (one,) = drawn(world)
-    world.handle(SampleEnded(FutureId(one[0]), b"tokens"))
     new = sampled(world, second, 1)
     order = world.next_order()
     assert order is not None
-    assert order["kind"] == "publish"
+    assert (order["kind"], world.holds) == ("publish", [(), (1,)])
     old = sampled(world, first, 2)
-    assert drawn(world) == []
-    # The learner dies after the version was accepted. So it is not known what workers serve.
+    assert drawn(world) == [(old, 1)]
+    # The learner dies, and perhaps the version was accepted. So it is published again.
     world.take(world.service.learner_began(now=world.now))
     assert drawn(world) == []
-    while (order := world.next_order()) is not None:
-        world.end(order, {})
-    assert drawn(world) == [(new, 3)]
-    world.handle(SampleEnded(new, b"tokens"))
     world.learn()
-    assert drawn(world) == [(old, 4)]
+    assert (drawn(world), world.holds) == ([(new, 3)], [(), (1,), (1,)])
+    world.handle(SampleEnded(FutureId(one[0]), b"tokens"))
+
+
+def test_a_version_that_no_worker_holds_is_published_again() -> None:
+    world = TinkerWorld()
+    future = sampled(world, sampler_of(world, world.session(), 1), 1)
+    world.learn()
+    assert drawn(world) == [(future, 1)]
+    refused = Failed("no worker serves version 1 any more", "server")
+    world.handle(SampleEnded(future, refused, again=True, gone=True))
+    world.learn()
+    world.pass_time(DRAW_RETRY_S)
+    assert drawn(world) == [(future, 2)]
 
 
 def test_a_sampler_is_not_made_for_a_session_that_has_ended() -> None:
