@@ -40,6 +40,7 @@ from echo2d.core.tinker.events import (
     CheckpointSaved,
     GradientDropped,
     KeptOperation,
+    ModelForgotten,
     ModelMade,
     OperationOver,
     OperationTaken,
@@ -847,6 +848,10 @@ def _tinker_model_made(record: ModelMade) -> list[Statement]:
     return [(SCHEMA.insert("tinker_models"), (record.model, pack(record)))]
 
 
+def _tinker_model_forgotten(record: ModelForgotten) -> list[Statement]:
+    return [("DELETE FROM tinker_models WHERE model = ?", (record.model,))]
+
+
 def _tinker_checkpoint_saved(record: CheckpointSaved) -> list[Statement]:
     change = SCHEMA.insert("tinker_checkpoints", "INSERT OR REPLACE")
     return [(change, (record.path, pack(record)))]
@@ -1018,6 +1023,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[Statement]]] = {
     ModelMade: _tinker_model_made,
     CheckpointSaved: _tinker_checkpoint_saved,
     CheckpointDropped: _tinker_checkpoint_dropped,
+    ModelForgotten: _tinker_model_forgotten,
     SessionOpened: _tinker_session_opened,
     SessionOver: _tinker_session_over,
     SamplerOpened: _tinker_sampler_opened,

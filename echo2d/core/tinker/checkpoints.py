@@ -7,13 +7,13 @@ it. Not here: the files (`learner/tinker`).
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from echo2d.core.tinker.events import LAYERS, CheckpointSaved, ModelMade
+from echo2d.core.tinker.events import LAYERS, CheckpointSaved, ModelForgotten, ModelMade
 from echo2d.core.tinker.operations import ModelId
 
 SCHEME = "tinker://"
@@ -22,7 +22,8 @@ KINDS = {"weights": "training", "sampler_weights": "sampler"}
 _PATH = re.compile(rf"{SCHEME}[^/]+/({'|'.join(KINDS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}")
 # Of one caller.
 CALLER_CHECKPOINTS_MAX, CALLER_CHECKPOINT_BYTES_MAX = 1000, 256 << 30
-CALLER_MODELS_EVER_MAX = 10_000
+# Of its models that have ended, the newest are listed.
+CALLER_MODELS_LISTED_MAX = 10_000
 
 _Item = TypeVar("_Item")
 
@@ -51,14 +52,19 @@ class SavedModels:
         self.expires_at: float | None = None
         self._look_for_expiry()
 
-    def add_model(self, made: ModelMade) -> None:
+    def add_model(self, made: ModelMade, needed: Collection[ModelId] = ()) -> list[ModelForgotten]:
+        """Beyond CALLER_MODELS_LISTED_MAX the caller's oldest one is forgotten that has no checkpoint, and is not among
+        the needed ones. Returns those that are.
+        """
         self._models[made.model] = made
-
-    def full(self, caller: str) -> str | None:
-        """Why this caller can make no more models; None: it can."""
-        if sum(each.caller == caller for each in self._models.values()) < CALLER_MODELS_EVER_MAX:
-            return None
-        return f"a caller may make {CALLER_MODELS_EVER_MAX} models"
+        mine = [name for name, each in self._models.items() if each.caller == made.caller]
+        if (beyond := len(mine) - CALLER_MODELS_LISTED_MAX) <= 0:
+            return []
+        kept = {made.model, *needed, *(each.model.model for each in self._saved.values())}
+        over = [name for name in mine if name not in kept][:beyond]
+        for name in over:
+            del self._models[name]
+        return [*map(ModelForgotten, over)]
 
     def model(self, caller: str, model: ModelId) -> ModelMade | None:
         found = self._models.get(model)

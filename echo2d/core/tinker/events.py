@@ -294,6 +294,13 @@ class ModelMade:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelForgotten:
+    """It is listed no longer."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A checkpoint is on the learner's disk, in its folder `folder`."""
 
@@ -394,6 +401,7 @@ class StepSaved:
 
 TinkerRecord = (
     ModelMade
+    | ModelForgotten
     | CheckpointSaved
     | CheckpointDropped
     | SessionOpened

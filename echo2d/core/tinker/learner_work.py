@@ -352,8 +352,6 @@ class LearnerWork:
         if operation.kind == "create" and said["base"] not in self._names:
             known = ", ".join(sorted(self._names))
             return Failed(f"base_model: expected one of {known}; found {said['base']!r}")
-        if operation.kind in CREATES and (full := self._checkpoints.full(caller)):
-            return Failed(full)
         learns = operation.adds or operation.kind == "optim_step"
         if learns and self._models.kept_bytes(caller) > CALLER_KEPT_BYTES_MAX:
             return Failed(
@@ -442,8 +440,8 @@ class LearnerWork:
                 made = ModelMade(*own, *shape, said["metadata"], 0, *source)
                 told = {"type": "load_weights", "model_id": name, "path": said["path"]}
             model.made, model.replay.in_memory = made, True
-            self._checkpoints.add_model(made)
-            return told, [Persist(made)]
+            forgotten = self._checkpoints.add_model(made, self._models.keys())
+            return told, [Persist(made), *map(Persist, forgotten)]
         if operation.kind == "save" and said["sampler"] is not None:
             assert model.made is not None
             folder = folder_of(said["path"], operation.number)

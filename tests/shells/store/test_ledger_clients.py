@@ -21,6 +21,7 @@ from echo2d.core.tinker.events import (
     GradientDropped,
     KeptClients,
     KeptOperation,
+    ModelForgotten,
     ModelMade,
     OperationOver,
     OperationTaken,
@@ -117,6 +118,7 @@ def test_models_and_checkpoints_come_back_with_all_their_fields(path: Path) -> N
     found = clients(path, made, plain, saved, later, replace(saved, bytes=10))
     assert found == KeptClients(models=(made, plain), checkpoints=(later, replace(saved, bytes=10)))
     assert clients(path, CheckpointDropped(later.path)).checkpoints == (replace(saved, bytes=10),)
+    assert clients(path, ModelForgotten(plain.model)).models == (made,)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.tinker import checkpoints as module
 from echo2d.core.tinker.checkpoints import SavedModels, folder_of, path_of
-from echo2d.core.tinker.events import CheckpointSaved, ModelMade
+from echo2d.core.tinker.events import CheckpointSaved, ModelForgotten, ModelMade
 from echo2d.core.tinker.operations import ModelId
 
 MODEL = ModelId("s:train:0")
@@ -32,11 +32,8 @@ def test_the_next_expiry_is_that_of_the_checkpoint_that_expires_first() -> None:
     assert saved.expired(1e12) == []
 
 
-def test_the_checkpoints_and_models_of_a_caller_are_limited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_checkpoints_of_a_caller_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLER_CHECKPOINTS_MAX", 1)
-    monkeypatch.setattr(module, "CALLER_MODELS_EVER_MAX", 1)
     saved = SavedModels([MADE], [ONE])
     two = path_of(MODEL, "weights", "two")
     assert saved.refusal("ann", two, overwrite=False) == (
@@ -44,8 +41,21 @@ def test_the_checkpoints_and_models_of_a_caller_are_limited(
     )
     assert saved.refusal("ann", ONE.path, overwrite=True) is None
     assert saved.refusal("bob", two, overwrite=False) is None
-    assert saved.full("ann") == "a caller may make 1 models"
-    assert saved.full("bob") is None
+
+
+def test_the_oldest_models_that_nobody_needs_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CALLER_MODELS_LISTED_MAX", 2)
+    saved = SavedModels([MADE], [ONE])
+    second, third, fourth = (
+        replace(MADE, model=ModelId(f"s:train:{number}")) for number in (7, 8, 9)
+    )
+    assert saved.add_model(replace(second, model=ModelId("t:train:0"), caller="bob")) == []
+    assert saved.add_model(second) == []
+    assert saved.add_model(third, {second.model}) == [], "one has a checkpoint, and one is needed"
+    assert saved.add_model(fourth) == [ModelForgotten(second.model), ModelForgotten(third.model)]
+    assert [each.model for each in saved.models("ann")] == [fourth.model, MADE.model]
 
 
 def test_the_bytes_of_a_callers_checkpoints_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from echo2d.core.tinker.events import (
     GradientDropped,
     KeptClients,
     KeptOperation,
+    ModelForgotten,
     ModelMade,
     OperationOver,
     OperationTaken,
@@ -163,6 +164,13 @@ class ClientsMachine(RuleBasedStateMachine):
         saved = CheckpointSaved(path, made.caller, 2.5, expires_at, "f", 9, made, "{}")
         others = (each for each in self.model.checkpoints if each.path != path)
         self.put(saved, checkpoints=(*others, saved))
+
+    @precondition(lambda self: self.model.models)
+    @rule(data=st.data())
+    def forget_model(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(self.model.models))
+        left = tuple(each for each in self.model.models if each != gone)
+        self.put(ModelForgotten(gone.model), models=left)
 
     @precondition(lambda self: self.model.checkpoints)
     @rule(data=st.data())
