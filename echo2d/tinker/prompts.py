@@ -1,4 +1,5 @@
-"""What a client can ask about the tokens of a prompt, and what it is told. Pure data, with its limits.
+"""What a client can ask about the tokens of a prompt, and what it is told. Pure data, with its limits, which are also
+those of the most likely tokens of samples.
 
 The model says nothing of the first token. So a matrix [t - 1, ...] has a row for each token from the second one on.
 
@@ -7,11 +8,12 @@ Not here: their bytes (`wire`), the model (the learner).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# The most likely tokens, and the alternatives, of one token of a prompt.
+# The most likely tokens of one token of a prompt or sample, and the alternatives to one of a prompt.
 PROMPT_COLUMNS_MAX = 1024
 # An answer has at most this many bytes. The 20 most likely tokens at each of 131,072 positions take 20 MiB.
 PROMPT_ANSWER_BYTES_MAX = 24 << 20
@@ -102,6 +104,13 @@ class PromptCall:
         if (found := self.answer_bytes) > PROMPT_ANSWER_BYTES_MAX:
             return f"prompt: expected at most {PROMPT_ANSWER_BYTES_MAX} bytes of logprobs; found {found}"
         return ""
+
+
+class MostLikely(NamedTuple):
+    """The most likely tokens at each of n positions, the most likely one first, and their logprobs in nats."""
+
+    tokens_nk: NDArray[np.int32]
+    logprobs_nk: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.parts import TooManyParts, check_parts
-from echo2d.tinker.prompts import PromptCall, PromptScores, PromptTargets
+from echo2d.tinker.prompts import MostLikely, PromptCall, PromptScores, PromptTargets
 
 # One forward_backward. The client sends at most 5 MB, or a single datum: 131,072 tokens with 5 targets and weights for
 # each of them, in the sparse form, take 20 MB.
@@ -37,7 +37,7 @@ AXES_MAX = 2  # of an input: [tokens], or [tokens, targets for each token]
 # sparse inputs can hold, and 128 MiB as int64.
 CELLS_MAX = 1 << 24
 
-CallT = TypeVar("CallT", pb.CallHead, pb.ForwardBackwardCall, pb.PromptCall)
+CallT = TypeVar("CallT", pb.CallHead, pb.ForwardBackwardCall, pb.PromptCall, pb.SampleResult)
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     pb.ELEMENT_FLOAT32: np.dtype("<f4"),
     pb.ELEMENT_INT64: np.dtype("<i8"),
@@ -140,6 +140,7 @@ class SampledTokens:
     tokens: bytes  # int32
     logprobs: bytes  # float32
     cut: bool  # it ended because it was long enough
+    top: MostLikely | None = None  # at each token
 
 
 def write_sample_result(sequences: Sequence[SampledTokens]) -> bytes:
@@ -147,9 +148,17 @@ def write_sample_result(sequences: Sequence[SampledTokens]) -> bytes:
     ends = {True: pb.END_LENGTH, False: pb.END_STOP}
     result = pb.SampleResult()
     for each in sequences:
-        result.sequences.add(end=ends[each.cut], tokens=each.tokens, logprobs=each.logprobs)
+        found = result.sequences.add(end=ends[each.cut], tokens=each.tokens, logprobs=each.logprobs)
+        if each.top is not None:
+            _write_top(found.top_tokens, each.top)
     body: bytes = result.SerializeToString(deterministic=True)
     return body
+
+
+def read_sample_result(body: bytes) -> list[SampledTokens]:
+    """What `write_sample_result` has written, without the most likely tokens. Malformed: it has not."""
+    found = _parse(pb.SampleResult(), body).sequences
+    return [SampledTokens(each.tokens, each.logprobs, each.end == pb.END_LENGTH) for each in found]
 
 
 def write_prompt_call(call: PromptCall) -> bytes:
@@ -204,10 +213,8 @@ def write_prompt_scores(call: PromptCall, scores: PromptScores) -> bytes:
     if call.logprobs:
         result.prompt_logprobs = scores.logprobs_t.astype("<f4").tobytes()
     if call.top_tokens:
-        top = result.prompt_top_tokens
-        top.positions, top.kept = scores.top_tokens_tk.shape
-        top.tokens = scores.top_tokens_tk.astype("<i4").tobytes()
-        top.logprobs = scores.top_logprobs_tk.astype("<f4").tobytes()
+        top = MostLikely(scores.top_tokens_tk, scores.top_logprobs_tk)
+        _write_top(result.prompt_top_tokens, top)
     if call.targets is not None:
         cells = _cells(call.targets, scores.targets_c, pb.ELEMENT_FLOAT32)
         result.target_prompt_logprobs.CopyFrom(cells)
@@ -219,6 +226,12 @@ def write_prompt_scores(call: PromptCall, scores: PromptScores) -> bytes:
         )
     body: bytes = result.SerializeToString()
     return body
+
+
+def _write_top(message: pb.TopTokens, top: MostLikely) -> None:
+    message.positions, message.kept = top.tokens_nk.shape
+    message.tokens = top.tokens_nk.astype("<i4").tobytes()
+    message.logprobs = top.logprobs_nk.astype("<f4").tobytes()
 
 
 def _cells(layout: PromptTargets, values_c: NDArray[Any], element: pb.Element) -> pb.Tensor:

@@ -140,6 +140,7 @@ def read_samples(folder: Path) -> None:
         found = deserialize_sample_response(path.read_bytes())
         targets, others = found.target_prompt_logprobs, found.prompt_alt_tokens
         shown = {
+            "sampled": found.sequences[0].topk_logprobs,
             "logprobs": found.prompt_logprobs,
             "top": found.topk_prompt_logprobs,
             "targets": targets and [targets.dtype, targets.shape, targets.tolist()],

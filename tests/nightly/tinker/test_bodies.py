@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo2d.tinker.prompts import PromptCall, PromptScores, PromptTargets
+from echo2d.tinker.prompts import MostLikely, PromptCall, PromptScores, PromptTargets
 from echo2d.tinker.wire import (
     SampledTokens,
     SequenceSpan,
@@ -137,8 +137,15 @@ def random_answer(rng: np.random.Generator) -> tuple[PromptCall, PromptScores, d
 def test_the_client_reads_every_answer_about_a_prompt_as_it_was_written(folder: Path) -> None:
     rng = np.random.default_rng(RNG_SEED)
     written = [random_answer(rng) for _ in range(BODIES)]
-    for index, (call, scores, _) in enumerate(written):
-        sampled = write_sample_result([SampledTokens(bytes(4), bytes(4), cut=True)])
+    for index, (call, scores, shown) in enumerate(written):
+        shape = int(rng.integers(0, 4)), int(rng.integers(1, 4))
+        ids, logprobs = rng.integers(0, 99, shape), rng.normal(size=shape)
+        top = MostLikely(ids.astype(np.int32), logprobs.astype(np.float32))
+        numbers = zip(top.tokens_nk.tolist(), top.logprobs_nk.tolist(), strict=True)
+        tops = [[list(each) for each in zip(*pair, strict=True)] for pair in numbers]
+        shown["sampled"] = tops or None
+        data = bytes(4 * len(ids))
+        sampled = write_sample_result([SampledTokens(data, data, cut=True, top=top)])
         (folder / f"{index}.sample").write_bytes(sampled + write_prompt_scores(call, scores))
     client("read-samples", str(folder))
     for index, (_, _, shown) in enumerate(written):

@@ -4,6 +4,7 @@ import itertools
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from echo2d.tinker import messages_pb2 as pb
-from echo2d.tinker.prompts import PromptCall, PromptTargets
+from echo2d.tinker.prompts import MostLikely, PromptCall, PromptTargets
 from echo2d.tinker.wire import (
     CELLS_MAX,
     DATUMS_MAX,
@@ -24,12 +25,15 @@ from echo2d.tinker.wire import (
     ForwardBackward,
     Head,
     Malformed,
+    SampledTokens,
     SequenceSpan,
     read_forward_backward,
     read_head,
     read_prompt_call,
+    read_sample_result,
     write_forward_backward_output,
     write_prompt_call,
+    write_sample_result,
 )
 
 ELEMENTS = {np.dtype(np.float32): pb.ELEMENT_FLOAT32, np.dtype(np.int64): pb.ELEMENT_INT64}
@@ -388,6 +392,37 @@ def test_the_records_of_a_result_are_runs_of_the_same_width() -> None:
     assert [each.datums for each in records] == [2, 2, 1, 1]
     assert [list(each.fields["logprobs"].other_axes) for each in records] == [[], [4], [5], []]
     assert {each.record_type for each in records} == {"ArrayRecord"}
+
+
+@st.composite
+def sampled(draw: st.DrawFn) -> SampledTokens:
+    tokens, top = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    numbers = arrays.arrays(np.float32, (tokens, top), elements=st.floats(-9, 0, width=32))
+    ids = arrays.arrays(np.int32, (tokens, top), elements=st.integers(0, 2**31 - 1))
+    likely = st.builds(MostLikely, ids, numbers)
+    data = st.binary(min_size=4 * tokens, max_size=4 * tokens)
+    return SampledTokens(
+        draw(data), draw(data), draw(st.booleans()), draw(st.none() | likely if top else st.none())
+    )
+
+
+@given(st.lists(sampled(), max_size=4), st.data())
+def test_sampled_sequences_are_read_as_they_were(
+    drawn: list[SampledTokens], chance: st.DataObject
+) -> None:
+    body = write_sample_result(drawn)
+    assert read_sample_result(body) == [replace(each, top=None) for each in drawn]
+    for each, found in zip(drawn, pb.SampleResult.FromString(body).sequences, strict=True):
+        top = found.top_tokens
+        assert found.HasField("top_tokens") == (each.top is not None)
+        if each.top is not None:
+            assert (top.positions, top.kept) == each.top.tokens_nk.shape
+            assert top.tokens == each.top.tokens_nk.tobytes()
+            assert top.logprobs == each.top.logprobs_nk.tobytes()
+    changed = bytearray(body)
+    if changed:
+        changed[chance.draw(st.integers(0, len(body) - 1))] = chance.draw(st.integers(0, 255))
+    tried(read_sample_result, bytes(changed))
 
 
 @st.composite
