@@ -19,10 +19,10 @@ class TinkerOperation:
 
     model: str  # SESSION:train:N; empty: no client's
     number: int
-    # create, load, forward_backward, optim_step, discard, save, keep
+    # create, load, forward_backward, optim_step, discard, save, publish, score, score_sample, keep
     kind: str
     arguments: dict[str, Any]
-    body: bytes  # of forward_backward: the client's protobuf message
+    body: bytes  # of forward_backward, score and score_sample: a protobuf message
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     save                    a slot's directory in learner.out_dir/tinker/RUN_ID
     publish                 a saved slot, or the base model, as a version that workers serve
     score                   what a client asks of a prompt, under a saved slot or the base model
+    score_sample            the most likely tokens at each position of a drawn sample, under the weights that drew it
     keep                    free all other slots, and delete all other directories
 
 A call is checked before anything is computed, so a call that the client got wrong changes nothing.
@@ -76,7 +77,7 @@ from echo2d.learner.tinker.datums import (
     staleness_of,
 )
 from echo2d.learner.tinker.fatal_call import FatalCall
-from echo2d.learner.tinker.prompt_reader import PromptReader
+from echo2d.learner.tinker.prompt_reader import PromptReader, with_top_tokens
 from echo2d.learner.tinker.slots import (
     PUBLISHED_FILES,
     Adam,
@@ -101,8 +102,10 @@ from echo2d.tinker.wire import (
     Datum,
     read_forward_backward,
     read_prompt_call,
+    read_sample_result,
     write_forward_backward_output,
     write_prompt_scores,
+    write_sample_result,
 )
 
 # Slots at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
@@ -205,6 +208,8 @@ class Trainer:
                 return partial(self.ranks.share, partial(self._publish_snapshot, arguments))
             case "score":
                 return self._in_step(operation, self._score(arguments, body))
+            case "score_sample":
+                return self._in_step(operation, self._score_sample(arguments, body))
             case "keep":
                 return partial(self._keep_only, arguments["models"], arguments["folders"])
             case _ if slot is None:
@@ -457,6 +462,23 @@ class Trainer:
                 with self._factory.using(slot):
                     self._scorer.read_logits(*parts, reader.read)
             return write_prompt_scores(call, reader.scores)
+
+        return read
+
+    def _score_sample(
+        self, arguments: Mapping[str, Any], body: bytes
+    ) -> Callable[[], OperationResult]:
+        """The drawn sequences of the body, with the most likely tokens at each of their positions."""
+        drawn, prompt = read_sample_result(body), arguments["prompt"]
+        behind = [np.frombuffer(prompt + each.tokens, "<i4").astype(np.int64) for each in drawn]
+        for tokens_t in behind:
+            check_tokens("sample", tokens_t, self._vocabulary)
+        slot = self._snapshot_slot(arguments["folder"])
+        how = arguments["top_tokens"], arguments["temperature"], self._config.micro_batch_tokens
+
+        def read() -> OperationResult:
+            with self._factory.using(slot):
+                return write_sample_result(with_top_tokens(self._scorer, drawn, behind, *how))
 
         return read
 

@@ -1,4 +1,4 @@
-"""What a learner finds out about prompts, against the logits of the whole prompt in float64."""
+"""What a learner finds out about prompts and samples, against the logits of the whole prompt in float64."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call
 
 from echo2d.client import TinkerOperation
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model import logprobs
 from echo2d.learner.model.load import load_model
@@ -17,7 +18,12 @@ from echo2d.learner.tinker.sums import WrongCall
 from echo2d.learner.tinker.trainer import Trainer
 from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.prompts import NO_LOGPROB, PromptCall, PromptTargets
-from echo2d.tinker.wire import write_prompt_call
+from echo2d.tinker.wire import (
+    SampledTokens,
+    read_sample_result,
+    write_prompt_call,
+    write_sample_result,
+)
 from tests.support.tinker_calls import (
     ADAM,
     CREATE,
@@ -174,6 +180,34 @@ def test_a_seed_draws_the_same_alternatives_again(whole: Whole) -> None:
     assert (greedy == whole.right["0a"].argmax(1)[:, None]).all()
 
 
+@pytest.mark.parametrize("folder", ["", "0a"])
+@pytest.mark.parametrize(("prompt", "temperature"), [(3, 1.0), (3, 0.25), (1, 2.0), (1, 0.0)])
+@pytest.mark.parametrize("row_tokens", [1, 16, 64])
+def test_the_top_tokens_of_sequences_are_those_at_the_temperature(
+    whole: Whole, folder: str, prompt: int, temperature: float, row_tokens: int
+) -> None:
+    whole.trainer._config = dataclasses.replace(
+        whole.trainer._config, micro_batch_tokens=row_tokens
+    )
+    ends = (5, prompt, 11, 4)
+    drawn = [pack_tokens(TOKENS[prompt:end].tolist()) for end in ends]
+    body = write_sample_result([SampledTokens(each, each, cut=bool(each)) for each in drawn])
+    said = {"prompt": pack_tokens(TOKENS[:prompt].tolist()), "top_tokens": 4}
+    said |= {"folder": folder, "temperature": temperature}
+    result = whole.trainer.run(TinkerOperation("", 0, "score_sample", said, body))
+    assert isinstance(result, bytes)
+    assert read_sample_result(result) == read_sample_result(body)
+    # At temperature 0 engines give the logprobs at 1.
+    right = torch.tensor(whole.right[folder] / (temperature or 1.0)).log_softmax(1)
+    for end, each in zip(ends, pb.SampleResult.FromString(result).sequences, strict=True):
+        top, expected = each.top_tokens, right[prompt - 1 : end - 1].topk(4)
+        assert (top.positions, top.kept) == expected.values.shape
+        tokens = np.frombuffer(top.tokens, "<i4").reshape(-1, 4)
+        assert (tokens == expected.indices.numpy()).all()
+        found = floats(top.logprobs).reshape(-1, 4)
+        np.testing.assert_allclose(found, expected.values, atol=4 * CLOSE)
+
+
 def test_a_prompt_of_one_token_has_no_logprobs(whole: Whole) -> None:
     found = whole.ask(tokens_t=TOKENS[:1], logprobs=True, top_tokens=2, alternatives=3)
     assert np.isnan(floats(found.prompt_logprobs)).tolist() == [True]
@@ -184,3 +218,7 @@ def test_a_prompt_of_one_token_has_no_logprobs(whole: Whole) -> None:
 def test_a_token_beyond_the_vocabulary_is_refused(whole: Whole) -> None:
     with pytest.raises(WrongCall, match="prompt: expected tokens from 0 to 16; found 17"):
         whole.ask(tokens_t=np.array([1, 17]), logprobs=True)
+    body = write_sample_result([SampledTokens(pack_tokens([17]), bytes(4), cut=True)])
+    said = {"folder": "", "prompt": pack_tokens([1]), "top_tokens": 1, "temperature": 1.0}
+    with pytest.raises(WrongCall, match="sample: expected tokens from 0 to 16; found 17"):
+        whole.trainer.run(TinkerOperation("", 0, "score_sample", said, body))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperationFailed, OperationResult, TinkerOperation
+from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.scorer import AnswerScorer
 from echo2d.learner.ranks.ranks import Ranks
@@ -20,6 +21,7 @@ from echo2d.learner.tinker.serve import serve
 from echo2d.learner.tinker.slots import Slots
 from echo2d.learner.tinker.trainer import Trainer
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.wire import SampledTokens, write_sample_result
 from tests.support.forked_ranks import outcomes_of
 from tests.support.learner import make_base
 from tests.support.tinker_calls import (
@@ -77,6 +79,13 @@ def prompt(folder: str) -> TinkerOperation:
     return TinkerOperation("", 0, "score", arguments, asked.SerializeToString())
 
 
+def sample(folder: str) -> TinkerOperation:
+    drawn = [pack_tokens(list(range(length))) for length in (4, 1)]
+    body = write_sample_result([SampledTokens(each, each, cut=True) for each in drawn])
+    arguments = {"folder": folder, "prompt": pack_tokens([1, 2]), "top_tokens": 3}
+    return TinkerOperation("", 0, "score_sample", {**arguments, "temperature": 0.5}, body)
+
+
 def on_ranks(
     config: LearnerConfig, folder: Path, *calls: TinkerOperation, prepare: Callable[[int], Any]
 ) -> tuple[list[str], list[OperationResult], list[dict[str, Tensor]], ScriptedOperations]:
@@ -131,6 +140,7 @@ CALLS = (
     call("save", number=11, folder="aa", optimizer=True),
     prompt("aa"),
     prompt(""),
+    sample("aa"),
     call("publish", "", version=3, folder="aa"),
     call("load", OTHER, number=1, folder="07", optimizer=True),
     call("keep", "", models=[MODEL, OTHER], folders=["aa"]),
@@ -179,6 +189,20 @@ def check_same(operation: TinkerOperation, mine: OperationResult, its: Operation
         )
         assert len(one) == 9
         np.testing.assert_allclose(one, other, rtol=ERROR_MAX, atol=ERROR_MAX)
+    elif operation.kind == "score_sample":
+        assert isinstance(mine, bytes)
+        assert isinstance(its, bytes)
+        tops, expected = (
+            [each.top_tokens for each in pb.SampleResult.FromString(result).sequences]
+            for result in (mine, its)
+        )
+        assert [each.positions for each in tops] == [4, 1]
+        assert [each.tokens for each in tops] == [each.tokens for each in expected]
+        near, close = (
+            np.frombuffer(b"".join(each.logprobs for each in some), "<f4")
+            for some in (tops, expected)
+        )
+        np.testing.assert_allclose(near, close, rtol=ERROR_MAX, atol=ERROR_MAX)
     else:
         assert mine == its
 
