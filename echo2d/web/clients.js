@@ -33,7 +33,7 @@ export function drawClients({status: {tinker}}) {
   const priced = tinker.sessions.some(each => each.cost_usd !== null);
   const columns = [
     ["client"], ["session"], ["age", true], ["heard", true], ["model"], ["steps", true], ["tokens trained", true], ["train time", true], ["operations wait", true], ["tokens sampled", true],
-    ["drawn now", true], ["samples wait", true], ["for other weights", true], ["prompts to score", true], ["samplers", true], ["checkpoints", true], ...(priced ? [["usd", true]] : []),
+    ["drawn now", true], ["samples wait", true], ["for other weights", true], ["to score", true], ["samplers", true], ["checkpoints", true], ...(priced ? [["usd", true]] : []),
   ];
   const trained = each => [count(each.steps), count(each.trained_tokens), seconds(each.train_s), queue(each)];
   const rows = [...tinker.sessions].sort((one, other) => one.silent_s - other.silent_s).flatMap(each => [
