@@ -1,4 +1,4 @@
-"""What the official client is told about a prompt. The environment of `make nightly-tinker` runs it:
+"""What the official client is told about a prompt, and about samples. The environment of `make nightly-tinker` runs it:
 
 python -m tests.support.tinker_prompts URL BASE_MODEL     TINKER_API_KEY has its key; prints one JSON object
 """
@@ -61,13 +61,19 @@ def ask(sampler: tinker.SamplingClient) -> dict[str, Any]:
     }
 
 
-def refusal(sampler: tinker.SamplingClient) -> str:
-    prompt, once = types.ModelInput.from_ints(TOKENS), types.SamplingParams(max_tokens=1)
-    try:
-        sampler.sample(prompt, 1, once, topk_sample_logprobs=2).result()
-    except tinker.TinkerError as refused:
-        return str(refused)
-    return ""
+def draw(sampler: tinker.SamplingClient, temperature: float) -> dict[str, Any]:
+    how = types.SamplingParams(max_tokens=6, seed=1, temperature=temperature, stop=[])
+    prompt = types.ModelInput.from_ints(TOKENS)
+    found = sampler.sample(
+        prompt, 3, how, include_prompt_logprobs=True, topk_sample_logprobs=TOP
+    ).result()
+    return {
+        "temperature": temperature,
+        "prompt": found.prompt_logprobs,
+        "tokens": [each.tokens for each in found.sequences],
+        "logprobs": [each.logprobs for each in found.sequences],
+        "top": [each.topk_logprobs for each in found.sequences],
+    }
 
 
 def main(base_url: str, base_model: str) -> None:
@@ -77,7 +83,8 @@ def main(base_url: str, base_model: str) -> None:
     datum = types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]), loss_fn_inputs=inputs)
     training.forward_backward([datum], "cross_entropy").result()
     training.optim_step(types.AdamParams(learning_rate=0.02)).result()
-    trained = ask(training.save_weights_and_get_sampling_client())
+    sampler = training.save_weights_and_get_sampling_client()
+    trained = ask(sampler) | {"drawn": draw(sampler, 0.25)}
     # The trainer's own logprobs of the most likely tokens.
     tokens = torch.tensor([[token for token, _ in row] for row in trained["top"][1:]])
     wide = types.Datum(
@@ -86,8 +93,9 @@ def main(base_url: str, base_model: str) -> None:
     )
     (output,) = training.forward([wide], "cross_entropy").result().loss_fn_outputs
     trained["trainer"] = output["logprobs"].tolist()
-    base = service.create_sampling_client(base_model=base_model)
-    json.dump({"trained": trained, "base": ask(base), "refusal": refusal(base)}, sys.stdout)
+    sampler = service.create_sampling_client(base_model=base_model)
+    base = ask(sampler) | {"drawn": draw(sampler, 0.5), "greedy": draw(sampler, 0.0)}
+    json.dump({"trained": trained, "base": base}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -230,6 +230,8 @@ def result_of(order: dict[str, Any]) -> Outcome:
             return {"bytes": 100, "steps": 3}
         case "score":
             return b"scores"
+        case "score_sample":
+            return bytes(order["body"]) + b"with top tokens "
     return {}
 
 

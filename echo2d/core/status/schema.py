@@ -477,7 +477,7 @@ class SessionStatus:
     other_weights: int = described(
         "of the samples that wait, those for other weights than the ones that are served"
     )
-    unscored: int = described("samples whose prompts the learner must score first")
+    unscored: int = described("samples whose prompts or sequences the learner must score")
     checkpoints: int = described("checkpoints of its models")
     cost_usd: float | None = described(
         "its share, by sampled tokens, of what the workers cost since the coordinator started, and the learner's time"
@@ -508,7 +508,7 @@ class CallerStatus:
         "Its operations that wait for the learner", "echo2d_tinker_operations_waiting"
     )
     samples_waiting: int = described(
-        "Its samples that wait for workers, or for the learner to score their prompts",
+        "Its samples that wait for workers, or for the learner to score them",
         "echo2d_tinker_samples_waiting",
     )
 

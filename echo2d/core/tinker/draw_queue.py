@@ -56,6 +56,9 @@ class AskedSample:
     tries: int = 0
     # What the learner found of the prompt: a part of the result. None: it has not looked.
     scores: bytes | None = None
+    # The sequences, which the learner must score too, and the folder of the weights that draw them.
+    drawn: bytes | None = None
+    drawn_with: str = BASE
     # It is not drawn again before this time.
     retry_at: float = -math.inf
     # The version from which workers draw it, or drew it last.
@@ -63,9 +66,13 @@ class AskedSample:
     # Whether its client needs it no longer.
     dropped: bool = False
 
+    def answer(self, sequences: bytes) -> bytes:
+        """The result. Two protobuf messages, one after the other, are one message with the fields of both."""
+        return sequences + (self.scores or b"")
+
     @property
-    def bytes(self) -> int:
-        """What it takes: its prompt, and what the learner finds out about this."""
+    def size(self) -> int:
+        """Bytes of its prompt, and of what the learner finds out."""
         return len(self.order.prompt) + len(self.order.scored) + self.order.scores_bytes
 
 

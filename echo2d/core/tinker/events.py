@@ -89,7 +89,9 @@ class SampleOrder:
     rng_seed: int | None
     # What the learner must find out about the prompt, as a message of the API's wire; empty: nothing.
     scored: bytes = b""
-    scores_bytes: int = 0  # of what it finds
+    scores_bytes: int = 0  # of what it finds, and of the sequences that wait for it
+    # How many of the most likely tokens it must find at each position of the sequences, after they are drawn.
+    top_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

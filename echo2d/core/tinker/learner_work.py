@@ -1,6 +1,6 @@
 """What the learner does next for the clients of the Tinker API, and what follows from what it has done.
 
-    a model is made again --> others are freed --> weights are published --> prompts and operations, in turns
+    a model is made again --> others are freed --> weights are published --> samples to score and operations, in turns
 
 Callers take turns, and so do the models of one caller. A model that is not in the learner's memory as all that has
 ended left it is made again before its next operation: from the last step whose state is on the learner's disk, and the
@@ -101,7 +101,7 @@ class LearnerWork:
         # The folder and version that the learner publishes now, and the last version that it was told to publish.
         self._publishing: tuple[str, Version] | None = None
         self._last_version = Version(0)
-        # The sample whose prompt the learner scores now, and whether it has scored one since the last operation.
+        # The sample that the learner scores now, and whether it has scored one since the last operation.
         self._scoring: AskedSample | None = None
         self._has_scored = False
         # Whether the learner may have models or checkpoints that are to be kept no longer, and states of older steps.
@@ -123,7 +123,7 @@ class LearnerWork:
 
     @property
     def scoring(self) -> AskedSample | None:
-        """The sample whose prompt the learner scores, if its client still needs it."""
+        """The sample that the learner scores, if its client still needs it."""
         return None if self._scoring is None or self._scoring.dropped else self._scoring
 
     # --- calls of the learner
@@ -245,8 +245,7 @@ class LearnerWork:
                 actions += self._begin(name, now)
             elif (sample := self._samplers.next_to_score()) is not None:
                 self._scoring, self._has_scored = sample, True
-                said = {"folder": sample.sampler.folder}
-                self._order = self._own_order("score", said, sample.order.scored)
+                self._order = self._own_order(*_scoring(sample))
             else:
                 break
         if self._idle is not None and self._order is not None:
@@ -302,7 +301,7 @@ class LearnerWork:
             model.replay.in_memory, model.restores = True, 0
 
     def _scores_first(self) -> bool:
-        """Prompts and operations take turns."""
+        """Samples to score and operations take turns."""
         return self._samplers.has_to_score and not self._has_scored
 
     def _next(self) -> ModelId | None:
@@ -394,7 +393,7 @@ class LearnerWork:
     # --- what the learner has done
 
     def _own_order_ended(self, result: Outcome, now: float) -> list[Action]:
-        """The learner has scored a prompt, published weights, or freed what is not kept."""
+        """The learner has scored a sample, published weights, or freed what is not kept."""
         if self._scoring is not None:
             sample, self._scoring = self._scoring, None
             return self._scored(sample, result, now)
@@ -416,12 +415,15 @@ class LearnerWork:
         caller = sample.sampler.caller
         if sample.future not in self._results.of(caller) or sample.dropped:
             return []
-        if isinstance(result, bytes):
+        if isinstance(result, bytes) and sample.drawn is None:
             sample.scores = result
             self._samplers.ask(sample)
             return []
-        failed = result if isinstance(result, Failed) else Failed("no scores came", "server")
-        return [*self._results.keep(caller, sample.future, failed, now=now)]
+        if isinstance(result, bytes):
+            told: Outcome = sample.answer(result)
+        else:
+            told = result if isinstance(result, Failed) else Failed("no scores came", "server")
+        return [*self._results.keep(caller, sample.future, told, now=now)]
 
     def _succeeded(
         self, model: ClientModel, operation: Operation, found: dict[str, Any], wall_s: float
@@ -501,6 +503,20 @@ class LearnerWork:
     def check(self) -> None:
         running = [name for name, each in self._models.items() if each.operations.running]
         assert running == ([] if self._running is None else [self._running])
+
+
+def _scoring(sample: AskedSample) -> tuple[str, dict[str, Any], bytes]:
+    """How the learner scores the prompt of this sample or, once they are drawn, its sequences."""
+    order = sample.order
+    if sample.drawn is None:
+        return "score", {"folder": sample.sampler.folder}, order.scored
+    said = {
+        "folder": sample.drawn_with,
+        "prompt": order.prompt,
+        "top_tokens": order.top_tokens,
+        "temperature": order.sampling.temperature,
+    }
+    return "score_sample", said, sample.drawn
 
 
 def _making(made: ModelMade) -> tuple[OperationKind, dict[str, Any]]:

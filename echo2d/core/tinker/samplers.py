@@ -1,6 +1,6 @@
 """The samplers of clients: each draws from the weights that it was opened with, for as long as it lives.
 
-    asked [--> prompt scored by the learner] --> waits --weights held--> drawn by workers --> ended
+    asked [--> prompt scored by the learner] --> waits --weights held--> drawn by workers [--> scored, too] --> ended
                                                   ^                          |
                                                   +--- a worker was lost ----+
 
@@ -42,7 +42,7 @@ class SampleQueue:
     # They wait for workers; `other_weights` of them for weights that no worker holds.
     waiting: int = 0
     other_weights: int = 0
-    # Their prompts wait for the learner.
+    # Their prompts or sequences wait for the learner.
     unscored: int = 0
 
 
@@ -54,11 +54,11 @@ class Samplers:
         self._waiting = DrawQueue()
         self.held = HeldSnapshots(self._waiting, spread)
         self._drawn: dict[FutureId, AskedSample] = {}
-        # Those whose prompt the learner must score first.
+        # Those whose prompt or sequences the learner must score next.
         self._unscored: dict[FutureId, AskedSample] = {}
         # By caller: sequences under way, samples that are not, and the bytes of all.
         self._sequences, self._waits, self._bytes = Counter[str](), Counter[str](), Counter[str]()
-        # When each caller had its last turn to have a prompt scored, in turns.
+        # When each caller had its last turn to have a sample scored, in turns.
         self._scored_turn = Counter[str]()
         self._turns = 0
 
@@ -109,24 +109,25 @@ class Samplers:
     def folders(self) -> set[str]:
         """The folders that samplers, and what is under way, still need."""
         needed = [*self._samplers.values(), *(each.sampler for each in self._all())]
-        return {each.folder for each in needed} - {BASE}
+        drawn_with = {each.drawn_with for each in self._all()}
+        return {*drawn_with, *(each.folder for each in needed)} - {BASE}
 
     # --- samples
 
     def ask(self, sample: AskedSample) -> None:
-        if sample.order.scored and sample.scores is None:
+        if sample.drawn is not None or (sample.order.scored and sample.scores is None):
             self._unscored[sample.future] = sample
         else:
             self._waiting.put(sample)
         self._waits[sample.sampler.caller] += 1
-        self._bytes[sample.sampler.caller] += sample.bytes
+        self._bytes[sample.sampler.caller] += sample.size
 
     @property
     def has_to_score(self) -> bool:
         return bool(self._unscored)
 
     def next_to_score(self) -> AskedSample | None:
-        """Take the sample whose prompt the learner must score next."""
+        """Take the sample whose prompt or sequences the learner must score next."""
         if not self._unscored:
             return None
         turns = self._scored_turn
@@ -141,7 +142,7 @@ class Samplers:
         return self._waits[caller], self._bytes[caller]
 
     def queues(self) -> defaultdict[SessionName, SampleQueue]:
-        """What each session samples. The prompt that the learner scores now is not among them."""
+        """What each session samples. What the learner scores now is not among them."""
         found = defaultdict[SessionName, SampleQueue](SampleQueue)
         for sampler in self._samplers.values():
             found[sampler.session].samplers += 1
@@ -189,7 +190,7 @@ class Samplers:
             return False
         self._waiting.put_back(sample, now=now)
         self._waits[sample.sampler.caller] += 1
-        self._bytes[sample.sampler.caller] += sample.bytes
+        self._bytes[sample.sampler.caller] += sample.size
         return True
 
     def begin(self, *, now: float) -> Iterator[DrawSample]:
@@ -211,9 +212,9 @@ class Samplers:
             _subtract(self._waits, caller, 1)
             self._drawn[sample.future] = sample
             self._sequences[caller] += sample.order.count
-            self.held.begun(sample.sampler.folder)
-            sample.tries += 1
-            sample.version = folders[sample.sampler.folder]
+            sample.tries, sample.drawn_with = sample.tries + 1, sample.sampler.folder
+            sample.version = folders[sample.drawn_with]
+            self.held.begun(sample.drawn_with)
             yield DrawSample(sample.future, caller, sample.order, sample.version)
 
     def fail(self, folder: str) -> list[AskedSample]:
@@ -237,14 +238,14 @@ class Samplers:
     def _forget(self, sample: AskedSample) -> None:
         """A sample that is not drawn counts no longer."""
         _subtract(self._waits, sample.sampler.caller, 1)
-        _subtract(self._bytes, sample.sampler.caller, sample.bytes)
+        _subtract(self._bytes, sample.sampler.caller, sample.size)
 
     def _end(self, future: FutureId) -> AskedSample | None:
         sample = self._drawn.pop(future, None)
         if sample is not None and sample.version is not None:
             self.held.ended(sample.version)
             _subtract(self._sequences, sample.sampler.caller, sample.order.count)
-            _subtract(self._bytes, sample.sampler.caller, sample.bytes)
+            _subtract(self._bytes, sample.sampler.caller, sample.size)
         return sample
 
     def check(self) -> None:
@@ -256,7 +257,7 @@ class Samplers:
             drawn = each.future in self._drawn
             sequences[each.sampler.caller] += drawn * each.order.count
             waits[each.sampler.caller] += not drawn
-            sizes[each.sampler.caller] += each.bytes
+            sizes[each.sampler.caller] += each.size
         assert (sequences, waits, sizes) == (self._sequences, self._waits, self._bytes)
 
 

@@ -374,9 +374,12 @@ class TinkerService:
             return []
         result = event.result
         if isinstance(result, bytes):
-            # Two protobuf messages, one after the other, are one message with the fields of both.
-            result += sample.scores or b""
             self._figures.sampled(sample, event.tokens)
+            if sample.order.top_tokens:
+                sample.drawn = result
+                self._samplers.ask(sample)
+                return []
+            result = sample.answer(result)
         return [*self._results.keep(sample.sampler.caller, event.future, result, now=now)]
 
     def _stop_sample(self, caller: str, future: FutureId, why: str, now: float) -> list[Action]:

@@ -88,7 +88,12 @@ from echo2d.net.http.json_fields import (
 )
 from echo2d.net.security.auth import Caller, Role
 from echo2d.net.tinker.models import ServedModels
-from echo2d.tinker.prompts import PromptCall, PromptTargets
+from echo2d.tinker.prompts import (
+    PROMPT_ANSWER_BYTES_MAX,
+    PROMPT_COLUMNS_MAX,
+    PromptCall,
+    PromptTargets,
+)
 from echo2d.tinker.wire import (
     FORWARD_BACKWARD_BYTES_MAX,
     Malformed,
@@ -360,16 +365,13 @@ class TinkerRoutes:
         self, body: Mapping[str, Any], count: int, faults: "_Faults"
     ) -> SampleOrder | None:
         """What to draw; None: `faults` says why nothing."""
-        if body.get("topk_sample_logprobs"):
-            faults.add(
-                "topk_sample_logprobs is not served: ask for topk_prompt_logprobs of prompt and sample"
-            )
         said, models = faults.table(body, "sampling_params"), self._models
         prompt = faults.prompt(body, models.vocab_size)
         context = models.context_max or SEQUENCE_TOKENS_MAX
         asked = faults.prompt_call(body, prompt, models.vocab_size)
+        top_tokens = faults.top_tokens(body, models.vocab_size)
         scores = asked.asks and len(prompt) <= context
-        if scores and said.get("max_tokens") == 1:
+        if scores and not top_tokens and said.get("max_tokens") == 1:
             # The client wants no answer. So one may follow what leaves room for it.
             prompt = prompt[: context - CONTEXT_SPARE - 1]
         room = min(context - CONTEXT_SPARE - len(prompt), SEQUENCE_TOKENS_MAX)
@@ -385,15 +387,31 @@ class TinkerRoutes:
         faults.add_if(sampling.fault)
         texts, tokens = faults.stops(said, models)
         seed = None if said.get("seed") is None else faults.integer(said, "seed", 0)
+        answer_bytes = asked.answer_bytes
+        if top_tokens:
+            # The learner reads each sequence behind the prompt.
+            cells = len(prompt) + min(most, room) * (1 + top_tokens)
+            answer_bytes += 8 * count * cells
+        if answer_bytes > PROMPT_ANSWER_BYTES_MAX:
+            faults.add(
+                f"num_samples, max_tokens and topk_sample_logprobs: expected at most {PROMPT_ANSWER_BYTES_MAX} "
+                f"bytes of tokens and logprobs; found {answer_bytes}"
+            )
         if faults.first is not None:
             return None
-        order = SampleOrder(
-            pack_tokens(prompt), count, min(most, room), sampling, tokens, texts, seed
-        )
-        if not scores:
-            return order
         asked = replace(asked, temperature=sampling.temperature, rng_seed=seed)
-        return replace(order, scored=write_prompt_call(asked), scores_bytes=asked.answer_bytes)
+        return SampleOrder(
+            pack_tokens(prompt),
+            count,
+            min(most, room),
+            sampling,
+            tokens,
+            texts,
+            seed,
+            write_prompt_call(asked) if scores else b"",
+            answer_bytes,
+            top_tokens,
+        )
 
     async def cancel(self, request: web.Request, caller: str) -> web.Response:
         future = FutureId(_text(await json_object(request), "request_id"))
@@ -594,6 +612,14 @@ class _Faults:
         )
         self.add_if(call.fault(vocab_size))
         return call
+
+    def top_tokens(self, body: Mapping[str, Any], vocab_size: int) -> int:
+        """How many of the most likely tokens the client wants to know at each sampled position."""
+        most, name = min(PROMPT_COLUMNS_MAX, vocab_size), "topk_sample_logprobs"
+        found = self.integer(body, name, 0)
+        if not 0 <= found <= most:
+            self.add(f"{name}: expected 0 to {most}; found {found}")
+        return found
 
     def _targets(self, body: Mapping[str, Any], name: str) -> PromptTargets | None:
         """A matrix of tokens, dense or in CSR."""

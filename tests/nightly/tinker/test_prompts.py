@@ -1,4 +1,4 @@
-"""Logprobs of prompts, as the official client gets them from a run, against the model itself."""
+"""Logprobs of prompts and of samples, as the official client gets them from a run, against the model itself."""
 
 import json
 import os
@@ -75,11 +75,15 @@ def check(found: Told, right: NDArray[Any]) -> None:
     np.testing.assert_allclose(found["alternative_logprobs"], expected, atol=CLOSE)
 
 
-def test_what_is_said_of_a_prompt_is_what_the_base_model_computes(told: Told, model: Path) -> None:
+def logits_of(model: Path, rows: list[list[int]]) -> torch.Tensor:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     with torch.no_grad():
-        right = base(torch.tensor([TOKENS[:-1]])).logits[0].log_softmax(1).numpy()
-    check(told["base"], right)
+        logits: torch.Tensor = base(torch.tensor(rows)).logits
+    return logits
+
+
+def test_what_is_said_of_a_prompt_is_what_the_base_model_computes(told: Told, model: Path) -> None:
+    check(told["base"], logits_of(model, [TOKENS[:-1]])[0].log_softmax(1).numpy())
 
 
 def test_a_trained_model_has_other_logprobs_and_they_are_those_of_its_trainer(told: Told) -> None:
@@ -90,5 +94,34 @@ def test_a_trained_model_has_other_logprobs_and_they_are_those_of_its_trainer(to
     np.testing.assert_allclose(trained["compute_logprobs"][1:], trained["logprobs"][1:], atol=CLOSE)
 
 
-def test_top_tokens_of_samples_are_refused_in_one_line(told: Told) -> None:
-    assert "topk_sample_logprobs is not served: ask for topk_prompt_logprobs" in told["refusal"]
+@pytest.mark.parametrize(("name", "temperature"), [("drawn", 0.5), ("greedy", 1.0)])
+def test_the_top_tokens_of_samples_are_those_of_the_base_model_at_the_temperature(
+    told: Told, model: Path, name: str, temperature: float
+) -> None:
+    drawn = told["base"][name]
+    rows = [TOKENS + tokens[:-1] for tokens in drawn["tokens"]]
+    right = (logits_of(model, rows)[:, len(TOKENS) - 1 :] / temperature).log_softmax(2)
+    tokens, logprobs = np.moveaxis(np.array(drawn["top"]), 3, 0)
+    assert tokens.shape == (3, 6, TOP)
+    expected = right.topk(TOP)
+    assert (tokens == expected.indices.numpy()).all()
+    np.testing.assert_allclose(logprobs, expected.values, atol=CLOSE)
+    own = right.gather(2, torch.tensor(drawn["tokens"])[:, :, None])[:, :, 0]
+    np.testing.assert_allclose(drawn["logprobs"], own, atol=CLOSE)
+    if name == "greedy":
+        assert (tokens[:, :, 0] == drawn["tokens"]).all()
+
+
+def test_the_top_tokens_of_a_trained_model_agree_with_the_logprobs_of_its_samples(
+    told: Told,
+) -> None:
+    drawn, found = told["trained"]["drawn"], 0
+    for tokens, logprobs, tops in zip(
+        drawn["tokens"], drawn["logprobs"], drawn["top"], strict=True
+    ):
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=True):
+            if token in (likely := dict(top)):
+                assert likely[token] == pytest.approx(logprob, abs=CLOSE)
+                found += 1
+    assert found >= 6
+    np.testing.assert_allclose(drawn["prompt"][1:], told["trained"]["logprobs"][1:], atol=CLOSE)

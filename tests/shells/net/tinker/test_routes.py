@@ -45,6 +45,7 @@ from echo2d.net.tinker.models import ServedModels
 from echo2d.net.tinker.routes import PREFIX, TESTED, mount
 from echo2d.runtime.process.mailbox import PendingRequests
 from echo2d.tinker import messages_pb2 as pb
+from echo2d.tinker.prompts import PROMPT_ANSWER_BYTES_MAX
 from echo2d.tinker.wire import read_prompt_call
 from tests.support.paths import REPO
 
@@ -401,15 +402,18 @@ async def publish(http: Http) -> None:
     await own_orders(http, "publish")
 
 
-async def own_orders(http: Http, last: str) -> list[dict[str, Any]]:
-    """As a learner, do what the coordinator itself wants, up to the first order of the kind `last`."""
+async def own_orders(http: Http, last: str, result: bytes | None = None) -> list[dict[str, Any]]:
+    """As a learner, do what the coordinator itself wants, up to the first order of the kind `last`. result: of that."""
     headers = {"Authorization": "Bearer learner"}
     orders: list[dict[str, Any]] = []
     while not orders or orders[-1]["kind"] != last:
         async with http.post(OPERATION_PATH, headers=headers, json=IDLE) as answer:
             orders.append(msgpack.unpackb(await answer.read()))
         path = f"{RESULT_PATH}?epoch=1&model=&number={orders[-1]['number']}"
-        async with http.post(path, headers=headers, json={"result": {}}) as told:
+        content: dict[str, Any] = {"json": {"result": {}}}
+        if orders[-1]["kind"] == last and result is not None:
+            content = {"data": result}
+        async with http.post(path, headers=headers, **content) as told:
             assert told.status == 200
     return orders
 
@@ -440,6 +444,32 @@ async def test_what_is_asked_of_a_prompt_reaches_the_learner(http: Http) -> None
     assert (call.targets.rows_c.tolist(), call.targets.tokens_c.tolist()) == ([1, 1], [4, 5])
 
 
+async def test_the_most_likely_tokens_of_a_sample_are_asked_of_the_learner_once_it_is_drawn(
+    http: Http, backend: Backend
+) -> None:
+    name = await sampler_of(http)
+    more = {"topk_sample_logprobs": 511, "sampling_params": {"max_tokens": 767, "temperature": 0.5}}
+    future = await said(http, "asample", sampling(name, num_samples=8, **more))
+    await publish(http)
+    (draw,) = backend.draws
+    assert (draw.order.top_tokens, draw.order.scored) == (511, b"")
+    assert draw.order.scores_bytes == 8 * 8 * (3 + 767 * 512) < PROMPT_ANSWER_BYTES_MAX
+    await backend.take(SampleEnded(draw.future, b"tokens"))
+    (order,) = await own_orders(http, "score_sample", b"tokens and more")
+    assert (order["body"], order["arguments"]["prompt"]) == (b"tokens", draw.order.prompt)
+    assert (order["arguments"]["top_tokens"], order["arguments"]["temperature"]) == (511, 0.5)
+    assert await result_of(http, future) == b"tokens and more"
+
+
+async def test_a_client_that_wants_the_most_likely_tokens_of_its_sample_wants_the_sample(
+    http: Http,
+) -> None:
+    whole = {"prompt": {"chunks": [{"tokens": [1] * 2048}]}, "topk_prompt_logprobs": 3}
+    more = {"topk_sample_logprobs": 1, "sampling_params": {"max_tokens": 1}}
+    future = await said(http, "asample", sampling(await sampler_of(http), **whole, **more))
+    assert "after a prompt of 2048 tokens" in (await result_of(http, future))["error"]
+
+
 async def test_a_prompt_is_scored_also_if_nothing_fits_behind_it(http: Http) -> None:
     name = await sampler_of(http)
     whole = {"prompt": {"chunks": [{"tokens": [1] * 2048}]}, "topk_prompt_logprobs": 3}
@@ -463,7 +493,18 @@ async def test_a_prompt_is_scored_also_if_nothing_fits_behind_it(http: Http) -> 
         ({"sampling_params": {"stop": [1.5]}}, "stop: expected texts of 1 to 128 characters"),
         ({"sampling_params": {"stop": {}}}, "stop: expected at most 64 texts or token ids"),
         ({"sampling_params": {"stop": [10**30]}}, "stop: expected texts of 1 to 128 characters"),
-        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs is not served: ask for"),
+        ({"topk_sample_logprobs": 513}, "topk_sample_logprobs: expected 0 to 512; found 513"),
+        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs: expected 0 to 512; found -1"),
+        ({"topk_sample_logprobs": "3"}, "topk_sample_logprobs: expected an integer"),
+        (
+            {
+                "num_samples": 8,
+                "topk_sample_logprobs": 511,
+                "sampling_params": {"max_tokens": 767},
+                "prompt_alt_tokens_k": 1024,
+            },
+            "topk_sample_logprobs: expected at most 25165824 bytes of tokens and logprobs; found 25170112",
+        ),
         ({"topk_prompt_logprobs": 513}, "topk_prompt_logprobs: expected 0 to 512; found 513"),
         ({"prompt_alt_tokens_k": 1025}, "prompt_alt_tokens_k: expected 0 to 1024; found 1025"),
         (

@@ -155,6 +155,12 @@ def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> N
     assert (samplers.waiting("ann"), samplers.waiting("bob")) == ((0, 109), (0, 0))
     assert not samplers.ended(FutureId("a"), again=False, now=0.0)
     assert samplers.waiting("ann") == (0, 0)
+    # The learner must find something of the sequences too.
+    scored.drawn = b"sequences"
+    samplers.ask(scored)
+    assert samplers.waiting("ann") == (1, 109)
+    assert samplers.next_to_score() is scored
+    assert samplers.waiting("ann") == (0, 0)
 
 
 def test_callers_take_turns_however_many_samples_one_of_them_asks_for() -> None:

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import RequestId
+from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.tinker import service as module
 from echo2d.core.tinker.draw_queue import DRAW_RETRY_S
 from echo2d.core.tinker.events import (
@@ -25,6 +27,7 @@ from echo2d.core.tinker.events import (
     OpenSession,
     SampleAsked,
     SampleEnded,
+    SampleOrder,
     SamplerName,
     SessionName,
     ShowCheckpoint,
@@ -33,6 +36,7 @@ from echo2d.core.tinker.events import (
     StopSample,
     Submit,
 )
+from echo2d.core.tinker.figures import Prices
 from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.operations import GAP_S, ModelId, Operation, OperationKind
 from echo2d.core.tinker.service import SILENT_S
@@ -397,6 +401,86 @@ def test_a_prompt_is_scored_before_its_sample_is_drawn() -> None:
     assert drawn(world) == [(future, 1)]
     world.handle(SampleEnded(future, b"tokens "))
     assert world.result("ann", future) == b"tokens scores"
+
+
+TOP = replace(ORDER, prompt=b"\1\0\0\0", sampling=Sampling(0.5), top_tokens=4)
+
+
+def ordered(world: TinkerWorld, kind: str) -> dict[str, Any]:
+    """The learner does all up to an order of this kind, which it is told."""
+    while (order := world.next_order()) is not None and order["kind"] != kind:
+        world.end(order, result_of(order))
+    assert order is not None
+    return order
+
+
+def drawn_sequences(world: TinkerWorld, order: SampleOrder = TOP) -> FutureId:
+    """A sample that workers have drawn, and whose sequences the learner must score."""
+    sampler = sampler_of(world, world.session(), 1)
+    future = sampled(world, sampler, 1, order)
+    world.learn()
+    assert drawn(world) == [(future, 1)]
+    world.handle(SampleEnded(future, b"sequences ", tokens=5))
+    return future
+
+
+def test_sequences_are_scored_after_they_were_drawn() -> None:
+    world = TinkerWorld()
+    future = drawn_sequences(world, replace(TOP, scored=b"asked"))
+    (session,) = world.service.status(Prices(0.0, 0.0), now=world.now).sessions
+    assert (session.unscored, session.sampled_tokens) == (1, 5)
+    order = ordered(world, "score_sample")
+    said = {"folder": order["arguments"]["folder"], "prompt": TOP.prompt, "top_tokens": 4}
+    assert order["arguments"] == {**said, "temperature": 0.5}
+    (session,) = world.service.status(Prices(0.0, 0.0), now=world.now).sessions
+    assert session.unscored == 1
+    # The learner dies, and the next one scores them.
+    world.take(world.service.learner_began(now=world.now))
+    again = ordered(world, "score_sample")
+    assert {**again, "number": 0} == {**order, "number": 0}
+    world.end(again, result_of(again))
+    assert world.result("ann", future) == b"sequences with top tokens scores"
+
+
+def test_sequences_are_scored_under_the_weights_that_drew_them() -> None:
+    world = TinkerWorld()
+    model = world.session()
+    sampler = sampler_of(world, model, 1, follows=True)
+    future = sampled(world, sampler, 1, TOP)
+    before = ordered(world, "publish")
+    world.end(before, {})
+    assert drawn(world) == [(future, 1)]
+    # The sampler goes on to newer weights, and the learner frees what is not kept.
+    sampler_of(world, model, 2, "s1:sample:1", follows=True)
+    world.handle(SampleEnded(future, b"sequences "))
+    world.take(world.service.learner_began(now=world.now))
+    folder = before["arguments"]["folder"]
+    assert folder in ordered(world, "keep")["arguments"]["folders"]
+    newest = sampled(world, sampler, 2)
+    order = ordered(world, "score_sample")
+    assert (order["arguments"]["folder"], order["body"]) == (folder, b"sequences ")
+    world.end(order, Failed("a rank failed", "server"))
+    assert world.result("ann", future) == {"error": "a rank failed", "category": "server"}
+    world.learn()
+    assert [name for name, _ in drawn(world)] == [newest]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["waits", "runs"])
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "session ended"])
+def test_a_client_may_need_sequences_no_longer_that_are_to_be_scored(
+    given: bool, cancelled: bool
+) -> None:
+    world = TinkerWorld()
+    future = drawn_sequences(world)
+    order = ordered(world, "score_sample") if given else None
+    world.body("ann", CancelSample(future) if cancelled else EndSession(SessionName("s1")))
+    why = "it was cancelled" if cancelled else "the session has ended"
+    assert why in world.result("ann", future)["error"]
+    if order is not None:
+        world.end(order, result_of(order))
+    assert "score_sample" not in [each["kind"] for each in world.learn()]
+    assert why in world.result("ann", future)["error"]
+    assert drawn(world) == []
 
 
 def test_weights_that_cannot_be_published_fail_what_waits_for_them() -> None:
