@@ -44,12 +44,16 @@ def whole_directory(directory: Path, *, durable: bool = True) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def remove_directory(directory: Path) -> None:
-    """Remove a directory, if it exists. Its name disappears at once, before its files are deleted."""
+def remove_directory(directory: Path) -> Path | None:
+    """Remove a directory, if it exists. Its name disappears at once, before its files are deleted.
+
+    Returns what could not be deleted; None: nothing is left.
+    """
     aside = directory.with_name(ASIDE + directory.name)
     with contextlib.suppress(OSError):
         directory.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
+    return next((each for each in (directory, aside) if os.path.lexists(each)), None)
 
 
 @contextlib.contextmanager

@@ -173,6 +173,7 @@ class Trainer:
         ranks.share(self._make_root)
         self._fatal = ranks.share(lambda: FatalCall.read(self._root))
         self._warned = False  # that some layers are not trained
+        self._undeleted: set[Path] = set()  # directories of which it has been said
 
     @property
     def models(self) -> int:
@@ -317,8 +318,12 @@ class Trainer:
     def _keep_folders(self, folders: Collection[str]) -> None:
         for directory in self._root.iterdir():
             # Other names are not ours.
-            if FOLDER.fullmatch(directory.name) and directory.name not in folders:
-                remove_directory(directory)
+            if not FOLDER.fullmatch(directory.name) or directory.name in folders:
+                continue
+            left = remove_directory(directory)
+            if left is not None and left not in self._undeleted:
+                self._undeleted.add(left)
+                log.warning("cannot delete %s: delete it by hand", left)
 
     def _optim_step(self, operation: TinkerOperation, slot: Slot) -> Callable[[], OperationResult]:
         """Apply the gradient, and have the slot's state written to the folder of the order, unless it names none."""

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from echo2d.client import OperationFailed, OperatorFault, TinkerOperation
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
+from echo2d.learner.saving.files import ASIDE
 from echo2d.learner.tinker.serve import result_of
 from echo2d.learner.tinker.slots import Slot
 from echo2d.learner.tinker.sums import LOSSES
@@ -248,6 +249,23 @@ def test_checkpoints_that_are_not_kept_are_deleted(trainer: Trainer, config: Lea
     assert result_of(trainer, call("load", folder="0a", optimizer=False)) == OperationFailed(
         "there is no such checkpoint"
     )
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_named_once_and_the_others_are_deleted(
+    trainer: Trainer, config: LearnerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = config.out_dir / "tinker"
+    for folder in ("0a", "0b", "0c"):
+        trainer.run(call("save", folder=folder, optimizer=False))
+    # A directory cannot be renamed to the name of a file.
+    (root / f"{ASIDE}0b").touch()
+    for folders in (["0c"], []):
+        assert trainer.run(call("keep", "", models=[MODEL], folders=folders)) == {}
+    assert sorted(path.name for path in root.iterdir()) == [f"{ASIDE}0b", "0b"]
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [each for each in warned if "cannot delete" in each] == [
+        f"cannot delete {root / '0b'}: delete it by hand"
+    ]
 
 
 def test_what_a_save_left_when_it_was_killed_is_removed(
