@@ -7,15 +7,16 @@ tokens, their KV cache is computed again under the new weights, and the new vers
 token.
 
 A version is a whole model, or a LoRA adapter together with its base model. The label names either.
-An engine that holds several adapters may let a request go on under the one with which it began, at most
-`AdapterBase.staleness_max` versions behind the newest.
+An engine *holds* the adapter that it serves and, beside it, those that `AdapterBase.kept` names: a request may name one
+of them, which then writes all its tokens. It may also let a request that names none go on under the adapter with which
+it began, at most `AdapterBase.staleness_max` versions behind the newest. A whole model is held alone.
 
 To add an engine, write a factory (`EngineOptions` -> list of engines) and add it to `registry.ENGINES`, or name it in
 an entry point of your own distribution. Then write a harness in `tests/support/engine_harness.py`, and run the contract
 suite in `tests/support/engine_contract.py` over it.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -60,6 +61,8 @@ class GenerateRequest:
     # This many tokens of `prompt` were drawn for the same sample, in an earlier attempt or turn. A
     # *seeded* engine goes on drawing where these ended (`core/protocol/seeds`).
     written: int = 0
+    # The held version that writes all tokens, whatever is served meanwhile. None: the served one, and those after it.
+    label: str | None = None
     columns: Sequence[
         str
     ] = ()  # the columns that the run keeps; an engine need not write any other
@@ -104,6 +107,18 @@ class AdapterBase:
     tensors: Mapping[str, bytes]  # blake3-256 of each tensor, by its name in the files
     # How many versions behind the newest a token may be that the run still trains on (S).
     staleness_max: int = 0
+    # The labels of adapters that stay held beside the one of this refit, as far as the engine holds them.
+    kept: frozenset[str] = frozenset()
+    # How many adapters are held at most, the served one included: the same number at each refit, because an engine
+    # may have to load the base again to make room.
+    held_max: int = 1
+
+    @property
+    def adapters_max(self) -> int:
+        """How many adapters an engine needs room for: those that are held, those of the `staleness_max` versions under
+        which requests go on, and the one that is loaded next.
+        """
+        return self.held_max + self.staleness_max + 1
 
     def outdated(self, label: str, newest: str) -> bool:
         """Whether a request must not go on under this adapter, because no train step would take its next token."""
@@ -167,6 +182,14 @@ class Engine(Protocol):
     def label(self) -> str | None:
         """The version being served; None: before the first refit, and after a doubtful one."""
 
+    @property
+    def held(self) -> Collection[str]:
+        """The labels that a request may name, `label` among them; empty while `label` is None.
+
+        After a refit to an adapter they are its own, and those of `AdapterBase.kept` that were held before it and have
+        the same base. The engine drops every other adapter once no request names it.
+        """
+
     async def start(self) -> None:
         """Get ready for the first refit: start threads, processes or whatever the engine needs."""
 
@@ -181,8 +204,11 @@ class Engine(Protocol):
 
         With `base` the files are an adapter, which is served together with that base. A base that is loaded
         already is not loaded again. The engine makes sure that the base's tensors in its memory are those of
-        `base`. EngineFault: the refit failed. Then either the old version is still served (`label` unchanged)
-        or none (`label` None).
+        `base`. An adapter that is held already becomes the served one, and `snapshot` is not read. EngineFault: the
+        refit failed. Then either the old version is still served (`label` and `held` unchanged) or none (`label` None).
+
+        If the engine has to drop an adapter that requests name (for another base, a whole model, or more room than it
+        has), their samples end with "abort".
         """
 
     async def hold(self) -> None:
@@ -195,7 +221,10 @@ class Engine(Protocol):
         """End a `hold`. Without one, do nothing."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
-        """Stream the output of all samples as it is made. Closing the iterator aborts the rest."""
+        """Stream the output of all samples as it is made. Closing the iterator aborts the rest.
+
+        EngineFault: the engine cannot run the request, or does not hold the version that it names.
+        """
 
     async def abort(self, request_id: str) -> None:
         """End only the samples of this request, with finish "abort". Unknown ids are ignored."""
@@ -225,8 +254,7 @@ class ScoringEngine(Engine, Protocol):
         label: str,
         replay: SeedReplay,
     ) -> list[Evidence]:
-        """Score each answer under the served version, with one prefill per answer.
+        """Score each answer under a held version, with one prefill per answer.
 
-        EngineFault: the engine serves another version than `label`, or an answer has tokens that the
-        version does not know.
+        EngineFault: the engine does not hold `label`, or an answer has tokens that the version does not know.
         """

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from echo2d.engines.base import (
     SampleOutput,
 )
 from echo2d.engines.layout import SnapshotLayout, file_tensor_digests, read_layout
-from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request, require_held
 from echo2d.errors import EngineFault
 
 RefitOutcome = Literal["done", "fails", "doubtful"]
@@ -139,8 +139,8 @@ class FakeEngine:
         self._outcomes = deque(refit_outcomes)
         self._running = False
         self._label: str | None = None
-        self._layout: SnapshotLayout | None = None
-        self._digests: dict[str, bytes] = {}
+        # What the files of each held version have.
+        self._files: dict[str, _Files] = {}
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
         self._held_at: float | None = None
@@ -151,6 +151,10 @@ class FakeEngine:
     @property
     def label(self) -> str | None:
         return self._label
+
+    @property
+    def held(self) -> Collection[str]:
+        return self._files.keys()
 
     async def start(self) -> None:
         self._running = True
@@ -163,9 +167,12 @@ class FakeEngine:
         self, snapshot: Path, label: str, base: AdapterBase | None = None
     ) -> RefitReport:
         self._require_running()
-        layout, digests = await asyncio.to_thread(_read, snapshot, base)
-        if self._layout is not None and layout.config == self._layout.config:
-            layout.require_tensors_of(self._layout)
+        served = None if self._label is None else self._files[self._label]
+        beside = served is not None and served.beside(base)
+        found = self._files.get(label) if beside else None
+        found = found or await asyncio.to_thread(_read, snapshot, base)
+        if served is not None and found.layout.config == served.layout.config:
+            found.layout.require_tensors_of(served.layout)
         outcome = self._outcomes.popleft() if self._outcomes else "done"
         if outcome == "fails":
             raise EngineFault("this refit was told to fail")
@@ -174,12 +181,17 @@ class FakeEngine:
             if outcome == "doubtful":
                 self._serve_nothing()
                 raise EngineFault("this refit was told to end in doubt, nothing is served")
-            tokens = sum(request.context_tokens for request in self._requests.values())
+            kept = base.kept if base is not None and beside else frozenset()
+            moved = [each for each in self._requests.values() if each.label is None]
+            tokens = sum(request.context_tokens for request in moved)
             rate = self._prefill_tokens_per_s
             recompute_s = 0.0 if rate is None else tokens / rate
             await asyncio.sleep(recompute_s)
             self._require_running()
-            self._label, self._layout, self._digests = label, layout, digests
+            held = {each: files for each, files in self._files.items() if each in kept}
+            self._label, self._files = label, {**held, label: found}
+            if not beside:
+                self._abort_named(label)
         return RefitReport(label, self._refit_s, tokens, recompute_s)
 
     async def hold(self) -> None:
@@ -222,7 +234,7 @@ class FakeEngine:
         """Return the digests of the files as they were when the served version was loaded."""
         if self._label is None:
             raise EngineFault("no version is served")
-        return self._digests
+        return self._files[self._label].digests
 
     def _require_running(self) -> None:
         if not self._running:
@@ -232,6 +244,7 @@ class FakeEngine:
         self._require_running()
         if self._label is None:
             raise EngineFault("no version is served")
+        require_held(request, self._files)
         if request.request_id in self._requests:
             raise EngineFault(f"request {request.request_id} is running already")
         if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
@@ -246,9 +259,15 @@ class FakeEngine:
         return sum(len(request.samples) for request in self._requests.values())
 
     def _serve_nothing(self) -> None:
-        self._label = self._layout = None
+        self._label, self._files = None, {}
         for request in self._requests.values():
             request.abort()
+
+    def _abort_named(self, label: str) -> None:
+        """End the requests that name another version than this one."""
+        for request in self._requests.values():
+            if request.label not in (None, label):
+                request.abort()
 
     async def _pace(self, request: "_Request") -> None:
         """Let other tasks run. With a pace, wait until one more token of each sample is due.
@@ -287,6 +306,7 @@ class _Request:
         ]
         self.aborted = asyncio.Event()
         self.moves = asyncio.Event()
+        self.label = request.label
         self._bundle_tokens = bundle_tokens
 
     @property
@@ -298,8 +318,9 @@ class _Request:
         self.aborted.set()
         self.moves.set()
 
-    def step(self, label: str | None) -> list[SampleOutput]:
+    def step(self, served: str | None) -> list[SampleOutput]:
         """Write one more token of every sample; return the deltas that are due."""
+        label = self.label or served
         if label is None or self.aborted.is_set():
             ended, self.samples = self.samples, []
             return [sample.buffer.take("abort") for sample in ended]
@@ -360,5 +381,17 @@ class _Sample:
         )
 
 
-def _read(snapshot: Path, base: AdapterBase | None) -> tuple[SnapshotLayout, dict[str, bytes]]:
-    return read_layout(snapshot, base), file_tensor_digests(snapshot)
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a version's files have."""
+
+    layout: SnapshotLayout
+    digests: dict[str, bytes]
+
+    def beside(self, base: AdapterBase | None) -> bool:
+        """Whether it is an adapter of this base."""
+        return base is not None and self.layout.config.get("base") == base.digest
+
+
+def _read(snapshot: Path, base: AdapterBase | None) -> _Files:
+    return _Files(read_layout(snapshot, base), file_tensor_digests(snapshot))

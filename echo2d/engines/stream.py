@@ -6,6 +6,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from itertools import pairwise
 
 from echo2d.core.protocol.answer_end import OutputLimit, output_limit
@@ -57,6 +58,12 @@ def check_request(
             f"the context of {context_max}"
         )
     return limit
+
+
+def require_held(request: GenerateRequest, held: Collection[str]) -> None:
+    """EngineFault: the request names a version that is not held."""
+    if request.label is not None and request.label not in held:
+        raise EngineFault(f"version {request.label} is not held")
 
 
 class SampleBuffer:
