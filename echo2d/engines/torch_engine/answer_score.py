@@ -59,15 +59,19 @@ def passes_of(
 
 
 def score_pass(
-    policy: InferencePolicy, together: Sequence[CheckedAnswer], replay: SeedReplay
+    policy: InferencePolicy, together: Sequence[CheckedAnswer], replay: SeedReplay, adapter: str
 ) -> list[Evidence]:
-    """Score answers that `passes_of` grouped. EngineFault: the memory is too small."""
+    """Score answers that `passes_of` grouped, under the adapter of this label if the policy has any.
+
+    EngineFault: the memory is too small.
+    """
     try:
         scored = score_all(
             policy,
             [each.asked for each in together],
             sampling=together[0].sampling,
             replay="torch" if replay == "none" else replay,
+            adapter=adapter,
         )
     except RuntimeError as error:
         # Usually memory ran out. On a CPU torch has no exception class for that.

@@ -67,18 +67,20 @@ class DecodeBatch:
         contexts: Sequence[Context],
         repeats: Sequence[int],
         *,
-        adapter: str = "",
+        adapters: Sequence[str] = (),
         kept_bytes: int = 256 << 20,
     ) -> None:
         """Append repeats[i] rows for contexts[i]. Its KV cache is computed once, or taken from a kept
         prefill.
 
-        adapter: the label of the rows' adapter. kept_bytes: most bytes of prefills that are kept for later samples. The
-        default holds 2,000 tokens of a model of 8 B parameters.
+        adapters: the label of each context's adapter; empty: they have none. kept_bytes: most bytes of prefills that
+        are kept for later samples. The default holds 2,000 tokens of a model of 8 B parameters.
         """
         start = 0
+        labels = adapters or [""] * len(contexts)
+        entries = list(zip(labels, map(tuple, contexts), strict=True))
         for end in _chunk_ends([len(context) for context in contexts]):
-            chunk = [(adapter, tuple(context)) for context in contexts[start:end]]
+            chunk = entries[start:end]
             self._prefill([each for each in dict.fromkeys(chunk) if each not in self._kept])
             self._join(chunk, repeats[start:end])
             self._forget(kept_bytes)

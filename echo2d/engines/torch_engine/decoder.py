@@ -7,7 +7,7 @@
 One turn of the loop: run the posted calls, admit the samples that fit, draw one token for every
 running sample, retire finished samples, emit the output that is due, compute the next logits.
 
-Other threads may call `post` only. They may read `policy`, `label` and `running`, because each change
+Other threads may call `post` only. They may read `policy`, `label`, `held` and `running`, because each change
 assigns a new value to these attributes and never modifies the old one. A step emits once, and once
 more if it fails.
 """
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -27,8 +28,15 @@ from echo2d.core.protocol.control_messages import SeedReplay
 from echo2d.core.protocol.evidence import Evidence
 from echo2d.core.protocol.experts import EXPERTS, column_of
 from echo2d.core.protocol.seeds import Uniforms
-from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
+from echo2d.engines.base import (
+    AdapterBase,
+    FinishReason,
+    GenerateRequest,
+    RefitReport,
+    SampleOutput,
+)
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
+from echo2d.engines.torch_engine.adapters import AdapterTable
 from echo2d.engines.torch_engine.answer_score import CheckedAnswer, score_pass
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.policy import InferencePolicy, PreparedWeights, build
@@ -87,6 +95,10 @@ class DecodedSample:
         """
         return self._uniforms.draw()
 
+    def stays(self, base: AdapterBase, newest: str) -> bool:
+        """Whether it goes on under its adapter when this one is the newest."""
+        return self.request.label is not None or not base.outdated(self.label, newest)
+
     def append(self, token: int, logprob: float, columns: Columns) -> FinishReason | None:
         self.output.append(token)
         self.buffer.add(token, logprob, self.label, columns)
@@ -99,12 +111,13 @@ class Decoder:
     """See the module docstring.
 
     All methods except `__init__` and `post` run on the decoder's thread. label: None while no version
-    is served.
+    is served. held: the versions that a request may name.
     """
 
     def __init__(self, options: DecoderOptions, emit: Callable[[DecoderOutput], object]) -> None:
         self.policy: InferencePolicy | None = None
         self.label: str | None = None
+        self.held: frozenset[str] = frozenset()
         self.running: list[DecodedSample] = []
         self._options = options
         self._emit = emit
@@ -148,9 +161,9 @@ class Decoder:
         """Queue the samples of a request that was checked against the policy `checked`.
 
         If that policy was replaced in the meantime, the samples end at once: the new policy may
-        have another vocabulary.
+        have another vocabulary. So they do if the version that the request names was dropped.
         """
-        if self.policy is not checked:
+        if self.policy is not checked or (request.label or self.label) not in self.held:
             self._output += [
                 (stream, SampleBuffer(index).take("abort")) for index in range(request.samples)
             ]
@@ -161,25 +174,19 @@ class Decoder:
         )
 
     def serving(self, label: str) -> InferencePolicy:
-        """The policy, if it has this label. EngineFault: it has not."""
-        if self.policy is None or self.label != label:
-            raise EngineFault(f"version {label} is not served")
+        """The policy, if it holds this version. EngineFault: it does not."""
+        if self.policy is None or label not in self.held:
+            raise EngineFault(f"version {label} is not held")
         return self.policy
 
     def score(
         self, together: Sequence[CheckedAnswer], label: str, replay: SeedReplay
     ) -> list[Evidence]:
         """Score answers that other engines wrote, in one forward pass."""
-        return score_pass(self.serving(label), together, replay)
+        return score_pass(self.serving(label), together, replay, label)
 
     def abort(self, stream: RequestStream) -> None:
-        for group in [*self._waiting, self.running]:
-            self._end([sample for sample in group if sample.stream is stream])
-        self._waiting = deque(group for group in self._waiting if group[0].stream is not stream)
-        self._retire(
-            [row for row, sample in enumerate(self.running) if sample.stream is not stream]
-        )
-        self._emit_output()
+        self._end_where(lambda sample: sample.stream is stream)
 
     def swap(self, prepared: PreparedWeights, label: str) -> RefitReport:
         """Serve `prepared` as `label` from the next token on.
@@ -189,16 +196,28 @@ class Decoder:
         # Consumers get the tokens of the old version before the pause, not after it.
         self._emit_held()
         started = time.monotonic()
+        policy, base, kept = self.policy, prepared.base, frozenset[str]()
         staying: list[DecodedSample] = []
-        if prepared.target is not None and prepared.target is self.policy:
-            staying = self._overwrite(self.policy, prepared, label)
-        else:
+        alone = True  # whether no version is held beside this one
+        if policy is None or policy is not prepared.target:
             options = self._options
             built = build(prepared, options.dtype, options.device, label=label, int8=options.int8)
             self._replace(built)
+        elif base is None or policy.adapters is None:
+            self._overwrite(policy, prepared)
+        else:
+            self._add_adapter(policy.adapters, prepared, label)
+            # The tokens of a mixture of experts do not stay in rows, so all its rows have one adapter.
+            if policy.expert_shape is None:
+                kept = base.kept & self.held
+                staying = [each for each in self.running if each.stays(base, label)]
+                alone = False
+        if alone:
+            self._end_where(lambda sample: sample.request.label not in (None, label))
         loaded = time.monotonic()
         tokens = self._recompute(staying, label)
-        self.label = label
+        self.label, self.held = label, kept | {label}
+        self._drop_adapters()
         return RefitReport(label, loaded - started, tokens, time.monotonic() - loaded)
 
     def hold(self) -> None:
@@ -218,6 +237,9 @@ class Decoder:
         assert rows == len(self.running) <= self._options.slots_max
         assert (self.policy is None) == (self._batch is None)
         assert self.policy is not None or (self.label is None and not self._waiting)
+        assert (self.label is None) == (not self.held)
+        if self.policy is not None and self.policy.adapters is not None:
+            assert self.held | self._used <= self.policy.adapters.by_label.keys()
         assert all(self._waiting)
         if self._batch is not None:
             self._batch.check()
@@ -263,23 +285,20 @@ class Decoder:
         Samples of a request that enter together share its prefill. PREFILL_TOKENS_MAX limits the
         tokens of one turn, so that running samples do not pause for long.
         """
-        contexts: list[list[int]] = []
-        repeats: list[int] = []
-        admitted: list[DecodedSample] = []
+        groups: list[list[DecodedSample]] = []
         free, tokens = self._options.slots_max - len(self.running), 0
         while self._waiting and free > 0 and tokens < PREFILL_TOKENS_MAX:
             group = self._waiting.popleft()
             if len(group) > free:
                 self._waiting.appendleft(group[free:])
-            entering = group[:free]
-            contexts.append(entering[0].context)
-            repeats.append(len(entering))
-            admitted += entering
-            free -= len(entering)
-            tokens += len(contexts[-1])
-        if admitted:
-            self.running = self.running + admitted
-            self._add(batch, admitted, contexts, repeats, label)
+            groups.append(group[:free])
+            free -= len(groups[-1])
+            tokens += len(group[0].context)
+        for sample in chain(*groups):
+            sample.label = sample.request.label or label
+        if groups:
+            self.running = [*self.running, *chain(*groups)]
+            self._add(batch, groups)
 
     def _step(self, batch: DecodeBatch) -> None:
         self._pace(len(self.running))
@@ -321,6 +340,14 @@ class Decoder:
     def _end(self, samples: list[DecodedSample]) -> None:
         self._output += [(sample.stream, sample.buffer.take("abort")) for sample in samples]
 
+    def _end_where(self, ends: Callable[[DecodedSample], bool]) -> None:
+        """End samples; it is the same for all of a request."""
+        for group in [*self._waiting, self.running]:
+            self._end([sample for sample in group if ends(sample)])
+        self._waiting = deque(group for group in self._waiting if not ends(group[0]))
+        self._retire([row for row, sample in enumerate(self.running) if not ends(sample)])
+        self._emit_output()
+
     def _emit_due(self) -> None:
         if time.monotonic() - self._emitted_at >= BUNDLE_S_MAX:
             self._emit_held()
@@ -359,34 +386,32 @@ class Decoder:
             self._abort_all()
         self.policy = policy
 
-    def _overwrite(
-        self, policy: InferencePolicy, prepared: PreparedWeights, label: str
-    ) -> list[DecodedSample]:
-        """Give the model the version's tensors. Returns the samples that go on under the adapter that they have."""
-        base = prepared.base
-        if base is None or policy.adapters is None:
-            try:
-                policy.copy(prepared.tensors, prepared.layout)
-            except RuntimeError as error:
-                self._lose_policy()
-                raise EngineFault(
-                    f"the refit failed halfway, nothing is served: {error}"
-                ) from error
-            return []
-        # The tokens of a mixture of experts do not stay in rows, so all its rows have one adapter.
-        staying = (
-            [each for each in self.running if not base.outdated(each.label, label)]
-            if policy.expert_shape is None
-            else []
-        )
-        policy.adapters.keep({sample.label for sample in self.running})
+    def _overwrite(self, policy: InferencePolicy, prepared: PreparedWeights) -> None:
+        """Give the model the version's tensors."""
         try:
-            tensors = prepared.on(policy.device)
+            policy.copy(prepared.tensors, prepared.layout)
+        except RuntimeError as error:
+            self._lose_policy()
+            raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
+
+    def _add_adapter(self, adapters: AdapterTable, prepared: PreparedWeights, label: str) -> None:
+        """Add an adapter. EngineFault: it does not fit; those before it are still there."""
+        self._drop_adapters()
+        try:
+            adapters.add(prepared.on(self._options.device), label)
         except RuntimeError as error:
             raise EngineFault(f"there is no room for another adapter: {error}") from error
-        policy.adapters.add(tensors, label, {sample.label for sample in staying})
-        policy.layout = prepared.layout
-        return staying
+
+    def _drop_adapters(self) -> None:
+        """Drop the adapters that are neither held nor used by a request."""
+        if self.policy is not None and self.policy.adapters is not None:
+            self.policy.adapters.keep(self._used | self.held)
+
+    @property
+    def _used(self) -> set[str]:
+        """The labels of running samples, and those that waiting ones name."""
+        waiting = {group[0].request.label for group in self._waiting}
+        return {each.label for each in self.running}.union(filter(None, waiting))
 
     def _recompute(self, staying: list[DecodedSample], label: str) -> int:
         """Compute the KV cache and next logits of every running sample under the current policy, but for those that
@@ -396,7 +421,8 @@ class Decoder:
         """
         assert self.policy is not None
         moved = [sample for sample in self.running if sample not in staying]
-        contexts = [sample.context for sample in moved]
+        for sample in moved:
+            sample.label = label
         rows = [row for row, sample in enumerate(self.running) if sample in staying]
         before, self._batch = self._batch, None
         self.running = [*staying, *moved]
@@ -408,32 +434,30 @@ class Decoder:
             else:
                 batch = before
                 batch.keep(rows)
-            if contexts:
-                self._add(batch, moved, contexts, [1] * len(contexts), label, kept_bytes=0)
+            if moved:
+                self._add(batch, [[sample] for sample in moved], kept_bytes=0)
                 # Wait for the GPU, which has only queued the work.
                 batch.logits.sum().item()
         except RuntimeError as error:
             self._lose_policy()
             raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
         self._batch = batch
-        return sum(map(len, contexts))
+        return sum(len(sample.context) for sample in moved)
 
     def _add(
-        self,
-        batch: DecodeBatch,
-        samples: Sequence[DecodedSample],
-        contexts: Sequence[Sequence[int]],
-        repeats: Sequence[int],
-        label: str,
-        **options: int,
+        self, batch: DecodeBatch, groups: Sequence[Sequence[DecodedSample]], **options: int
     ) -> None:
-        """Append rows for samples, which from now on have this label."""
-        for sample in samples:
-            sample.label = label
-        adapter = "" if self.policy is None or self.policy.adapters is None else label
-        batch.add(contexts, repeats, adapter=adapter, **options)
+        """Append rows for samples. Those of a group have one context and one label."""
+        adapted = self.policy is not None and self.policy.adapters is not None
+        batch.add(
+            [group[0].context for group in groups],
+            [len(group) for group in groups],
+            adapters=[group[0].label for group in groups] if adapted else (),
+            **options,
+        )
 
     def _lose_policy(self) -> None:
         """Serve nothing: the weights or the KV cache may be a mixture of two versions (I3)."""
         self.label = self.policy = None
+        self.held = frozenset()
         self._abort_all()

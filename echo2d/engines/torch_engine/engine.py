@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from echo2d.engines.base import (
     RefitReport,
     SampleOutput,
 )
-from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request, require_held
 from echo2d.engines.torch_engine.answer_score import passes_of
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
@@ -128,6 +128,10 @@ class TorchEngine:
     def label(self) -> str | None:
         return None if self._decoder is None else self._decoder.label
 
+    @property
+    def held(self) -> Collection[str]:
+        return frozenset() if self._decoder is None else self._decoder.held
+
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._decoder = Decoder(
@@ -156,7 +160,7 @@ class TorchEngine:
         async with self._refits:
             decoder = self._started()
             prepared = await asyncio.to_thread(
-                prepare, snapshot, decoder.policy, self._options.dtype, base
+                prepare, snapshot, decoder.policy, self._options.dtype, base, label
             )
             return await self._on_decoder(partial(decoder.swap, prepared, label))
 
@@ -232,6 +236,7 @@ class TorchEngine:
         policy = decoder.policy
         if policy is None or decoder.label is None:
             raise EngineFault("no version is served")
+        require_held(request, decoder.held)
         if request.request_id in self._streams:
             raise EngineFault(f"request {request.request_id} is running already")
         if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:

@@ -4,7 +4,7 @@ A version enters memory in one of three ways:
 
 - The next version of the same model is *copied* into the live model. Its tensors are read and
   compared with the served layout first, so a bad file cannot stop the copy halfway.
-- An adapter on the same base is held beside the adapters before it (`adapters.py`).
+- An adapter on the same base is held beside the adapters before it (`adapters.py`), or is there already.
 - Anything else is *built* by transformers beside the old model: the first version, another
   architecture, and families whose tensors have other names in the files than in the model.
 
@@ -34,7 +34,7 @@ from echo2d.core.protocol.experts import ExpertShape
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase, UnsuitedEngine
 from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
-from echo2d.engines.torch_engine.adapters import AdapterTable
+from echo2d.engines.torch_engine.adapters import AdapterTable, TorchAdapter
 from echo2d.engines.torch_engine.int8 import Int8Layers, quantize
 from echo2d.errors import EngineFault
 from echo2d.model_experts import ExpertRecorder
@@ -52,8 +52,8 @@ transformers_logging.disable_progress_bar()
 class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
-    layout: the layout of the snapshot whose numbers it holds. context: most tokens of prompt and answer together,
-    by config.json. adapters: if that snapshot is an adapter, all that are held. int8: the layers that hold weights in
+    layout: the layout of the whole model whose numbers it holds. context: most tokens of prompt and answer together,
+    by config.json. adapters: those beside that model, if it is the base of any. int8: the layers that hold weights in
     int8, by the names of these weights. experts: the recorder that the model has already, if any.
     """
 
@@ -67,7 +67,7 @@ class InferencePolicy:
         int8: Int8Layers | None = None,
         experts: ExpertRecorder | None = None,
     ) -> None:
-        self.layout = layout
+        self._layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self.context_max = context
@@ -79,14 +79,23 @@ class InferencePolicy:
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
 
     @property
+    def layout(self) -> SnapshotLayout:
+        """That of the snapshot which is served."""
+        return self._layout if self.adapters is None else self.adapters.served.layout
+
+    @property
     def _state(self) -> Mapping[str, Tensor]:
         """The tensors that a version replaces."""
-        return self._weights if self.adapters is None else self.adapters.tensors
+        return self._weights if self.adapters is None else self.adapters.served.tensors
 
     @property
     def copyable(self) -> bool:
         """Whether the snapshot's tensors have the model's names, so that they can be copied by name."""
         return self.layout.tensors.keys() <= self._state.keys()
+
+    def has_base(self, base: AdapterBase) -> bool:
+        """Whether its adapters belong to this base."""
+        return self.adapters is not None and self.layout.config["base"] == base.digest
 
     @property
     def expert_shape(self) -> ExpertShape | None:
@@ -129,12 +138,12 @@ class InferencePolicy:
         experts = self._experts.take(len(tokens))
         return logits, None if experts is None else experts[:, -1].clone()
 
-    def logits(self, tokens: Tensor, last: int) -> Tensor:
+    def logits(self, tokens: Tensor, last: int, adapter: str = "") -> Tensor:
         """Return the logits [rows, last, vocab] at the last tokens of whole sequences [rows, columns],
-        without padding.
+        without padding. adapter: its label; empty: the newest.
         """
         if self.adapters is not None:
-            self.adapters.rows = (self.adapters.newest,)
+            self.adapters.rows = (adapter or self.adapters.newest,)
         options = {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
         output = self._model(input_ids=tokens, use_cache=False, **options)
         logits: Tensor = output.logits[:, -last:]
@@ -145,13 +154,11 @@ class InferencePolicy:
         experts = self._experts.take(rows)
         return None if experts is None else experts[:, -last:]
 
-    def adapted(
-        self, layout: SnapshotLayout, tensors: Mapping[str, Tensor], label: str
-    ) -> "InferencePolicy":
+    def adapted(self, adapter: TorchAdapter, label: str) -> "InferencePolicy":
         """Return a policy of the same model with an adapter; this one must not be used again."""
-        table = AdapterTable(self._model, adapter_layout(layout), tensors, label)
+        table = AdapterTable(self._model, adapter, label)
         return InferencePolicy(
-            self._model, layout, table, context=self.context_max, experts=self._experts
+            self._model, self._layout, table, context=self.context_max, experts=self._experts
         )
 
     def in_int8(self) -> "InferencePolicy":
@@ -161,7 +168,7 @@ class InferencePolicy:
         """
         layers = quantize(self._model)
         return InferencePolicy(
-            self._model, self.layout, context=self.context_max, int8=layers, experts=self._experts
+            self._model, self._layout, context=self.context_max, int8=layers, experts=self._experts
         )
 
     def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
@@ -175,7 +182,7 @@ class InferencePolicy:
             # An embedding that shared its weight with an int8 layer has its own copy here.
             if self._state[name].dtype != torch.int8:
                 self._state[name].copy_(tensor)
-        self.layout = layout
+        self._layout = layout
 
     def digests(self) -> dict[str, bytes] | None:
         """Return blake3-256 of each tensor in memory, by the snapshot's names and in its dtype.
@@ -216,13 +223,15 @@ class PreparedWeights:
     snapshot: Path
     layout: SnapshotLayout
     target: InferencePolicy | None  # copy `tensors` into it; None: the model has to be built
-    # In the engine's dtype, in host memory; empty for a whole model that has to be built.
+    # In the engine's dtype. They are in host memory, but for an adapter that is held. Empty for a whole model that has
+    # to be built.
     tensors: Mapping[str, Tensor]
     base: AdapterBase | None = None  # base of an adapter
 
-    def on(self, device: torch.device) -> Mapping[str, Tensor]:
-        """The tensors in the memory of this device."""
-        return {name: tensor.to(device) for name, tensor in self.tensors.items()}
+    def on(self, device: torch.device) -> TorchAdapter:
+        """The adapter in the memory of this device."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return TorchAdapter(self.layout, adapter_layout(self.layout), tensors)
 
 
 def prepare(
@@ -230,29 +239,30 @@ def prepare(
     served: InferencePolicy | None,
     dtype: torch.dtype,
     base: AdapterBase | None = None,
+    label: str = "",
 ) -> PreparedWeights:
-    """Read and check a snapshot; change no weight. EngineFault: it cannot be served."""
-    layout = read_layout(snapshot, base)
+    """Read and check a snapshot; change no weight. An adapter that the policy holds under `label` is not read.
+
+    EngineFault: it cannot be served.
+    """
+    if base is not None:
+        target = served if served is not None and served.has_base(base) else None
+        adapters = None if target is None else target.adapters
+        if adapters is not None and (held := adapters.by_label.get(label)) is not None:
+            return PreparedWeights(snapshot, held.layout, target, held.tensors, base)
+        layout = read_layout(snapshot, base)
+        adapter_layout(layout)
+        return PreparedWeights(snapshot, layout, target, _read_tensors(snapshot, dtype), base)
+    layout = read_layout(snapshot)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
-    model = _model(layout, adapter=base is not None)
-    target = None
-    if served is not None and model == _model(served.layout, adapter=served.adapters is not None):
-        target = served
-    if target is not None:
-        layout.require_tensors_of(target.layout)
-        target = target if target.copyable else None
-    tensors = {} if target is None and base is None else _read_tensors(snapshot, dtype)
-    return PreparedWeights(snapshot, layout, target, tensors, base)
-
-
-def _model(layout: SnapshotLayout, *, adapter: bool) -> object:
-    """Equal for versions of one model: its configuration or, of an adapter, the base, the scale and the layers.
-
-    Other keys of adapter_config.json do not count: PEFT writes a set there, whose order changes with each process.
-    EngineFault: the adapter is not plain LoRA.
-    """
-    return (layout.config["base"], adapter_layout(layout)) if adapter else layout.config
+    target = served if served is not None and served.adapters is None else None
+    if target is None or layout.config != target.layout.config:
+        return PreparedWeights(snapshot, layout, None, {})
+    layout.require_tensors_of(target.layout)
+    if not target.copyable:
+        return PreparedWeights(snapshot, layout, None, {})
+    return PreparedWeights(snapshot, layout, target, _read_tensors(snapshot, dtype))
 
 
 def build(
@@ -282,8 +292,7 @@ def build(
         raise EngineFault(
             f"the base model {prepared.base.directory} in memory is not the one that was verified"
         )
-    tensors = prepared.on(device)
-    return (base.in_int8() if int8 else base).adapted(prepared.layout, tensors, label)
+    return (base.in_int8() if int8 else base).adapted(prepared.on(device), label)
 
 
 def _built(

@@ -118,16 +118,17 @@ def score_all(
     *,
     sampling: Sampling,
     replay: Replay = "torch",
+    adapter: str = "",
 ) -> list[ScoredAnswer]:
     """Score answers in one forward pass, padded to the longest. The caller makes sure that they fit in memory.
 
     sampling: how all of them were drawn; its temperature is above 0, because a greedy answer has no
-    distribution. replay: the kind of engine that wrote the answers.
+    distribution. replay: the kind of engine that wrote the answers. adapter: as in `InferencePolicy.logits`.
     """
     assert sampling.temperature > 0
     assert all(each.prompt and each.written >= 0 and each.answer for each in asked)
     with torch.inference_mode():
-        rows, chosen = _answer_logits(policy, asked)
+        rows, chosen = _answer_logits(policy, asked, adapter)
         lines = [
             _Line(token, len(each.prompt) - 1 + at, each.written + at, each.seed)
             for each in asked
@@ -157,7 +158,7 @@ def score_all(
 
 
 def _answer_logits(
-    policy: InferencePolicy, asked: Sequence[Scorable]
+    policy: InferencePolicy, asked: Sequence[Scorable], adapter: str
 ) -> tuple[Tensor, NDArray[Any] | None]:
     """The logits of every answer token [tokens, vocab], answer by answer, and the experts that were chosen on the way
     [tokens, layers, chosen].
@@ -171,7 +172,7 @@ def _answer_logits(
     # The logits at a position are those of the next token. Later tokens cannot change them, so padding
     # on the right does no harm.
     first = min(len(each.prompt) for each in asked) - 1
-    logits = policy.logits(tokens, longest - first)
+    logits = policy.logits(tokens, longest - first, adapter)
     experts = policy.experts(len(asked), longest - first)
     starts = [len(each.prompt) - 1 - first for each in asked]
 

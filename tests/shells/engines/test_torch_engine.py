@@ -285,7 +285,7 @@ def test_weights_of_unknown_origin_have_no_digests(tmp_path: Path) -> None:
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
     spec = TensorSpec("BF16", (1,))
-    policy.layout = dataclasses.replace(
+    policy._layout = dataclasses.replace(
         policy.layout, tensors={**policy.layout.tensors, "other": spec}
     )
     assert policy.digests() is None
