@@ -169,8 +169,10 @@ class FakeEngine:
         self._require_running()
         served = None if self._label is None else self._files[self._label]
         beside = served is not None and served.beside(base)
-        found = self._files.get(label) if beside else None
-        found = found or await asyncio.to_thread(_read, snapshot, base)
+        if beside and label in self._files:
+            found = self._files[label]
+        else:
+            found = await asyncio.to_thread(_read, snapshot, base)
         if served is not None and found.layout.config == served.layout.config:
             found.layout.require_tensors_of(served.layout)
         outcome = self._outcomes.popleft() if self._outcomes else "done"

@@ -20,6 +20,10 @@ from tests.support.engine_harness import TorchHarness, load_model, save_random_m
 from tests.support.scripted_coordinator import ScriptedCoordinator
 
 RANK, ALPHA = 4, 8.0
+NARROW, NARROW_RANK = (
+    4,
+    2,
+)  # the version that has another rank, and not the last of the layers' kinds
 TARGETS = ("q_proj", "down_proj")
 # With TARGETS, SGLang 0.5.23 would lack v_proj.
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -38,6 +42,7 @@ def write_adapter(
     *,
     rng_seed: int,
     targets: Sequence[str] = TARGETS,
+    rank: int = RANK,
     **changes: Any,
 ) -> Path:
     """Write a random adapter that changes the model strongly. targets: of its layers. changes: of its configuration."""
@@ -47,12 +52,12 @@ def write_adapter(
     for name, weight in load_file(base.directory / "model.safetensors").items():
         if name.split(".")[-2] in targets:
             layer = PREFIX + name.removesuffix(".weight")
-            tensors[f"{layer}.lora_A.weight"] = torch.randn(RANK, weight.shape[1]).bfloat16() * 0.3
-            tensors[f"{layer}.lora_B.weight"] = torch.randn(weight.shape[0], RANK).bfloat16() * 0.3
+            tensors[f"{layer}.lora_A.weight"] = torch.randn(rank, weight.shape[1]).bfloat16() * 0.3
+            tensors[f"{layer}.lora_B.weight"] = torch.randn(weight.shape[0], rank).bfloat16() * 0.3
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
-        "r": RANK,
+        "r": rank,
         "lora_alpha": ALPHA,
         "target_modules": list(targets),
         "bias": "none",
@@ -60,6 +65,17 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
     pin_base(folder, base.digest)
     return folder
+
+
+def write_adapters(
+    folder: Path, base: AdapterBase, count: int, targets: Sequence[str] = TARGETS
+) -> None:
+    """Write adapters 0 to `count` - 1, each into a directory of its own."""
+    for version in range(count):
+        own = {"targets": targets, "rank": RANK}
+        if version == NARROW:
+            own = {"targets": targets[:-1] or targets, "rank": NARROW_RANK}
+        write_adapter(folder / str(version), base, rng_seed=version, **own)  # type: ignore[arg-type]
 
 
 def merge(model: Any, adapter: Path) -> Any:
@@ -87,14 +103,13 @@ class OnBase(ScriptedCoordinator):
 
 
 class AdapterHarness(TorchHarness):
-    """Versions 0 to 3 are adapters on one base, made in advance, because the code that pins the base may not block."""
+    """Versions 0 to NARROW are adapters on one base, made in advance, because the code that pins it may not block."""
 
     def __init__(self, folder: Path, targets: Sequence[str] = TARGETS, **changes: Any) -> None:
         """changes: of the base's configuration."""
         super().__init__(folder)
         self.base = make_base(folder / "base", **changes)
-        for version in range(4):
-            write_adapter(folder / str(version), self.base, rng_seed=version, targets=targets)
+        write_adapters(folder, self.base, NARROW + 1, targets)
 
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> TorchEngine:
         engine = super().engine(slots=slots, rng_seed=rng_seed)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from echo2d.adapters import base_digest
 from echo2d.engines.base import AdapterBase, Engine
+from echo2d.engines.fake import FakeEngine
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.server.http_client import CALL_S_MAX, Lost
 from echo2d.engines.server.launch import Running
@@ -24,7 +25,7 @@ from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
-from tests.support.lora import ALL_TARGETS, AdapterHarness, never_doubtful, write_adapter
+from tests.support.lora import ALL_TARGETS, AdapterHarness, never_doubtful, write_adapters
 from tests.support.sglang_double import SglangDouble
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -96,6 +97,22 @@ class AdapterDoubleHarness(DoubleHarness):
         return self._of[id(engine)].adapters[engine.label]
 
 
+class FakeAdapterHarness(FakeHarness):
+    """Versions are the adapters that `fake_adapters` made."""
+
+    def __init__(self, folder: Path, base: AdapterBase) -> None:
+        super().__init__(folder)
+        self.base = base
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> FakeEngine:
+        engine = super().engine(slots=slots, rng_seed=rng_seed)
+        engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
+        return engine
+
+    def snapshot(self, version: int) -> Path:
+        return self._folder / str(version)
+
+
 def fake_adapters(
     versions: Path, targets: Sequence[str] = ("q_proj", "v_proj", "down_proj")
 ) -> AdapterBase:
@@ -108,8 +125,7 @@ def fake_adapters(
     save_file(weights, folder / "model.safetensors")
     base = AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
     kinds = [name.rpartition(".")[2] for name in targets]
-    for version in range(6):
-        write_adapter(versions / str(version), base, rng_seed=version, targets=kinds)
+    write_adapters(versions, base, 6, kinds)
     return base
 
 

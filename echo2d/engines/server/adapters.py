@@ -2,9 +2,10 @@
 
 A request names its adapter, so the version of each of its tokens is known, and a newer adapter cuts nothing. A request
 goes on under the adapter with which it began while its next token can still be trained on; then it is cut, and goes on
-under the newest one. A server reads an adapter's directory again whenever it has evicted it. So each label has a
-directory of its own, which stays as it is until the label is dropped; a worker's slots are overwritten. The copy has
-the tensors of the version, and an adapter_config.json that every server reads in the same way.
+under the newest one. A request whose caller chose a held adapter keeps that one to its end. A server reads an adapter's
+directory again whenever it has evicted it. So each label has a directory of its own, which stays as it is until the
+label is dropped; a worker's slots are overwritten. The copy has the tensors of the version, and an adapter_config.json
+that every server reads in the same way.
 """
 
 import json
@@ -29,7 +30,10 @@ class ServedAdapters:
         # Those that the server was asked to load, oldest first, and those of them that it has loaded.
         self._paths: dict[str, Path] = {}
         self._loaded: set[str] = set()
-        self.newest: str | None = None  # the one that new requests name
+        self.newest: str | None = None  # the one under which requests begin that choose none
+        self.held: frozenset[str] = (
+            frozenset()
+        )  # those that requests may choose, the newest among them
 
     def copy(self, snapshot: Path, label: str, adapter: AdapterLayout) -> Path:
         """Copy the files of an adapter to the label's directory, which is returned, unless they are there. Blocking.
@@ -62,10 +66,23 @@ class ServedAdapters:
         self._loaded.discard(label)
 
     def serve(self, label: str, base: AdapterBase) -> None:
-        """From now on new requests name this adapter, which the server has loaded."""
+        """From now on this adapter, which the server has loaded, is the newest."""
         self._paths[label] = self._paths.pop(label)
         self._loaded.add(label)
+        self.held = (base.kept & self.held) | {label}
         self.newest, self._base = label, base
+
+    def serve_none(self) -> None:
+        self.newest, self.held = None, frozenset()
+
+    def latest(self, labels: Collection[str], most: int) -> frozenset[str]:
+        """Of these labels the ones that were served last, at most so many."""
+        served = [label for label in self._paths if label in labels]
+        return frozenset(served[max(0, len(served) - most) :])
+
+    def full(self, room: int) -> bool:
+        """Whether a server with room for so many has none for another one."""
+        return len(self._paths) >= room
 
     def outdated(self, label: str) -> bool:
         """Whether a request must not go on under this label."""
@@ -76,8 +93,8 @@ class ServedAdapters:
         )
 
     def unneeded(self, used: Collection[str]) -> list[str]:
-        """The labels that neither new requests nor those under `used` name."""
-        return [label for label in self._paths if label != self.newest and label not in used]
+        """The labels that are neither held nor among `used`."""
+        return [label for label in self._paths if label not in self.held and label not in used]
 
     def forget(self, label: str) -> Path:
         """The server does not have it any more. Returns its directory, to be deleted."""
@@ -86,7 +103,7 @@ class ServedAdapters:
     def clear(self) -> None:
         """The server has none of them any more: delete all files, also those of earlier lives. Blocking."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self.newest = None
+        self.serve_none()
         self._paths.clear()
         self._loaded.clear()
 

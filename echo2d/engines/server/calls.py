@@ -8,6 +8,7 @@ from echo2d.core.protocol.answer_end import OutputLimit
 from echo2d.engines.base import FinishReason, GenerateRequest
 from echo2d.engines.server.continuation import ReportedToken
 from echo2d.engines.stream import RequestStream, SampleBuffer
+from echo2d.errors import EngineFault
 
 
 @dataclass(slots=True)
@@ -65,8 +66,16 @@ class SampleState:
     def goes_on(self) -> bool:
         return not self._call.aborted and self.finish() is None
 
+    @property
+    def named(self) -> str | None:
+        """The version that writes all its tokens; None: its request names none."""
+        return self._call.request.label
+
     def extend(self, tokens: list[ReportedToken]) -> None:
+        """EngineFault: another version than the named one wrote tokens, which are left out."""
         for each in tokens:
+            if self.named not in (None, each.label):
+                raise EngineFault(f"version {self.named} was dropped")
             self.output.append(each.token)
             self.buffer.add(each.token, each.logprob, each.label, each.columns)
         self.fruitless = 0 if tokens else self.fruitless

@@ -6,7 +6,7 @@ It admits requests, streams their output and ends them. Not here: which version 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from echo2d.engines.server.sampling_loop import SamplingLoop
 from echo2d.engines.server.serving import Serving
 from echo2d.engines.server.weight_files import vocabulary
 from echo2d.engines.server.weight_update import RefitMode, Updates
-from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request, require_held
 from echo2d.errors import EngineFault
 
 
@@ -118,6 +118,10 @@ class ServerEngine:
         return self._serving.label
 
     @property
+    def held(self) -> Collection[str]:
+        return self._serving.held
+
+    @property
     def server(self) -> ServerClient | None:
         """The client of the server in use; None before the first refit and after a loss."""
         return self._serving.server
@@ -140,12 +144,28 @@ class ServerEngine:
         if base is None:
             return await self._serving.refit(snapshot, label, None)
         # Also before it loads another one: a failed load, or a full disk, must not keep them all.
-        await self._serving.drop_adapters(self._writing.labels)
+        await self._drop_adapters()
+        if self._serving.lacks_room(label):
+            await self._end_named(but={label, *base.kept})
+            await self._drop_adapters()
         report = await self._serving.refit(snapshot, label, base)
         await self._writing.cut_outdated()
-        await self._serving.drop_adapters(self._writing.labels)
+        await self._drop_adapters()
         tokens, recompute_s = self._recompute.take()
         return replace(report, recomputed_tokens=tokens, recompute_s=recompute_s)
+
+    async def _drop_adapters(self) -> None:
+        """Drop the adapters that are neither held, nor used or named by a request."""
+        calls = [call for call in self._calls.values() if not call.aborted]
+        named = {call.request.label for call in calls if call.request.label is not None}
+        await self._serving.drop_adapters(named | self._writing.labels)
+
+    async def _end_named(self, but: Collection[str]) -> None:
+        """End the requests that name another version than these, because the server has no room beside it."""
+        for call in list(self._calls.values()):
+            if call.request.label is not None and call.request.label not in but:
+                await self.abort(call.request.request_id)
+        await self._writing.cut(lambda sample, _: sample.named not in (None, *but))
 
     async def hold(self) -> None:
         await self._serving.hold()
@@ -202,6 +222,7 @@ class ServerEngine:
         self._serving.require_running()
         if self.label is None or (layout := self._serving.layout) is None:
             raise EngineFault("no version is served")
+        require_held(request, self.held)
         if refusal := self.kind.refusal(self.server, request):
             raise EngineFault(refusal)
         if request.request_id in self._calls:

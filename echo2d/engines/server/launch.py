@@ -44,20 +44,20 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:
-    """What a server must have room for: adapters of at most this rank, on layers with these last parts of their names,
-    and this many versions before the newest one.
+    """What a server must have room for: this many adapters of at most this rank, on layers with these last parts of
+    their names.
     """
 
     rank: int = 0
     kinds: Sequence[str] = ()
-    staleness_max: int = 0
+    count: int = 0
 
-    def grown(self, adapter: AdapterLayout, staleness_max: int) -> "AdapterNeeds":
-        """Those of this adapter, too."""
+    def grown(self, adapter: AdapterLayout, count: int) -> "AdapterNeeds":
+        """Those of this adapter, too, as one of so many."""
         return AdapterNeeds(
             max(self.rank, adapter.rank),
             sorted({*self.kinds, *adapter.kinds}),
-            max(self.staleness_max, staleness_max),
+            max(self.count, count),
         )
 
 
@@ -128,9 +128,7 @@ class ServerLaunch(ABC):
 
     @abstractmethod
     def adapter_flags(self, needs: AdapterNeeds) -> Sequence[str]:
-        """The flags for these adapters: the newest one, those of `staleness_max` versions before it, and the one that
-        is loaded next.
-        """
+        """The flags for these adapters."""
 
     def each(self, count: int) -> list[Self]:
         """A launch for each of `count` engines on one box, with a folder and GPUs of its own."""

@@ -86,8 +86,10 @@ class ServerVersions(Protocol):
     def outdated(self, label: str) -> bool:
         """Whether a request must not go on under this label, although the server would."""
 
-    async def served(self) -> tuple[ServerClient, str]:
-        """The server and its label, once no refit is under way."""
+    async def served(self, named: str | None) -> tuple[ServerClient, str]:
+        """The server, and the label under which a request runs that names this one, or none; once no refit is under
+        way. EngineFault: there is none.
+        """
 
     async def verified(self) -> None:
         """Wait until the weights were read back, if they were written into memory. EngineFault: they are others."""
@@ -138,24 +140,26 @@ class SamplingLoop:
         return {each.label for each in self._open.values()}
 
     async def cut_outdated(self) -> None:
-        """Cut the requests that must not go on under their label. Returns once they have ended; while generation is
+        """Cut the requests that must not go on under their label, as `cut` does."""
+        await self.cut(self._outdated)
+
+    async def cut(self, chosen: Callable[[SampleState, str], bool]) -> None:
+        """Cut the requests that are chosen by sample and label. Returns once they have ended; while generation is
         stopped, a server may end none before it goes on.
         """
-        outdated = {
-            rid: each for rid, each in self._open.items() if self._serving.outdated(each.label)
-        }
+        cut = {rid: each for rid, each in self._open.items() if chosen(each.sample, each.label)}
         server = self._serving.server
-        for rid, each in outdated.items():
+        for rid, each in cut.items():
             each.sample.cut = True
             if server is not None:
                 with suppress(EngineFault):
                     await server.abort(rid)
         if not self._serving.quiet:
             return
-        for each in outdated.values():
+        for each in cut.values():
             if not each.ended.is_set():
                 each.limit.reschedule(asyncio.get_running_loop().time() + CUT_S_MAX)
-        for each in outdated.values():
+        for each in cut.values():
             await each.ended.wait()
 
     async def write(self, call: GenerationCall, sample: SampleState) -> None:
@@ -179,7 +183,7 @@ class SamplingLoop:
         async with self._inside():
             # Whether this request starts together with requests that resume interrupted samples.
             resumes = not self._serving.quiet
-            server, label = await self._serving.served()
+            server, label = await self._serving.served(sample.named)
             if call.aborted:
                 return "abort"
             whole = EXPERTS in call.request.columns and server.tells_experts
@@ -256,10 +260,10 @@ class SamplingLoop:
                     call.put(sample)
                 held_since = min(held_since, now) if piece.holds else held_since
                 overdue = now > held_since + patience * (WHOLE_S_MAX if piece.whole else HELD_S_MAX)
-                if not ending and (call.aborted or self._must_cut(piece, overdue=overdue)):
+                if not ending and (call.aborted or self._must_cut(sample, piece, overdue=overdue)):
                     ending = True
                     # The server keeps the KV cache of a request that ends only for its experts.
-                    sample.cut = not piece.certain or serving.outdated(piece.label)
+                    sample.cut = not piece.certain or self._outdated(sample, piece.label)
                     await server.abort(rid)
             raise Lost("the server ended a stream in the middle")  # noqa: TRY301
         except Foreign as fault:
@@ -280,14 +284,20 @@ class SamplingLoop:
                 with suppress(EngineFault):
                     await server.abort(rid)
 
-    def _must_cut(self, piece: Continuation, *, overdue: bool) -> bool:
+    def _outdated(self, sample: SampleState, label: str) -> bool:
+        """Whether a request of this sample must not go on under its label."""
+        return sample.named is None and self._serving.outdated(label)
+
+    def _must_cut(self, sample: SampleState, piece: Continuation, *, overdue: bool) -> bool:
         """Whether to end a request, so that the server names the versions and the columns of its tokens.
 
         overdue: it has held tokens for its share of HELD_S_MAX.
         """
         serving = self._serving
-        uncertain = serving.cuts_requests and not piece.certain
-        return serving.quiet and (overdue or uncertain or serving.outdated(piece.label))
+        # A server that cuts no requests may go on under another version than the named one.
+        cuts = serving.cuts_requests or sample.named is not None
+        outdated = self._outdated(sample, piece.label)
+        return serving.quiet and (overdue or outdated or (cuts and not piece.certain))
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:

@@ -91,8 +91,8 @@ class Serving:
         # Those for adapters, with which the server was started, and what the adapters so far need.
         self._flags: Sequence[str] = ()
         self._needs = AdapterNeeds()
-        # The last S for which a server has too little room.
-        self._too_stale = 0
+        # How many adapters it last had too little room for.
+        self._too_many = 0
         self.layout: SnapshotLayout | None = None  # layout of the weights loaded last
         self.server: ServerClient | None = None
         self.process: ServerProcess | None = None
@@ -158,6 +158,12 @@ class Serving:
             return await self._add(snapshot, label, base)
 
     @property
+    def held(self) -> frozenset[str]:
+        """The labels that requests may name."""
+        whole = frozenset() if self.label is None else frozenset({self.label})
+        return self.adapters.held or whole
+
+    @property
     def base(self) -> str | None:
         """What chunks name in place of the adapter; None: no adapter is served."""
         return None if self.adapters.newest is None else self.weights
@@ -165,8 +171,13 @@ class Serving:
     def outdated(self, label: str) -> bool:
         return self.adapters.outdated(label)
 
+    def lacks_room(self, label: str) -> bool:
+        """Whether the server can load this adapter only if it drops another one."""
+        room = None if self.server is None else self.server.adapters_max
+        return room is not None and not self.adapters.holds(label) and self.adapters.full(room)
+
     async def drop_adapters(self, used: Collection[str]) -> None:
-        """Unload the adapters that no request needs; `used` are those under which requests run."""
+        """Unload the adapters that are not held; requests need those in `used`."""
         async with self._refits:
             await self._unload(self.adapters.unneeded(used))
 
@@ -212,12 +223,16 @@ class Serving:
 
     # --- for requests
 
-    async def served(self) -> tuple[ServerClient, str]:
-        """Wait until generation is not stopped; return the client and the label served."""
+    async def served(self, named: str | None) -> tuple[ServerClient, str]:
+        """Wait until generation is not stopped; return the client, and the label under which a request runs that names
+        this one, or none. EngineFault: nothing is served, or that version was dropped.
+        """
         await self._quiet.wait()
         if self.server is None or self.label is None:
             raise EngineFault("no version is served")
-        return self.server, self.label
+        if not (named in (None, self.label) or self.adapters.holds(named)):
+            raise EngineFault(f"version {named} is not held")
+        return self.server, named or self.label
 
     async def verified(self) -> None:
         """Wait until the version that was written into memory last was read back. EngineFault: it is another one."""
@@ -237,15 +252,16 @@ class Serving:
                 found = await server.weights()
                 # The server's scheduler answers this call. It may hang while HTTP does not.
                 await server.load()
-                newest = self.adapters.newest
-                lacks = newest is not None and not await server.has_adapter(newest)
-                lacks = lacks and newest == self.adapters.newest
+                lost = [
+                    label for label in self.adapters.held if not await server.has_adapter(label)
+                ]
             except EngineFault as fault:
                 reason = str(fault)
             else:
                 expected = self.weights
                 reason = "" if found == expected else f"it serves {found!r}, not {expected!r}"
-                reason = reason or (f"it has lost the adapter {newest!r}" if lacks else "")
+                for label in self.adapters.held.intersection(lost):
+                    reason = reason or f"it has lost the adapter {label!r}"
             if reason and self.quiet:
                 await self.doubt(reason)
 
@@ -294,27 +310,20 @@ class Serving:
 
     async def _add(self, snapshot: Path, label: str, base: AdapterBase) -> RefitReport:
         """Serve an adapter beside its base, which is loaded first if the server has other weights."""
-        layout = await asyncio.to_thread(read_layout, snapshot, base)
-        adapter = adapter_layout(layout)
-        if refusal := self._adapter_refusal(adapter):
-            raise EngineFault(refusal)
-        adapter.require_fits(layout.tensors, await asyncio.to_thread(read_model, base.directory))
-        weights, flags = f"base-{base.digest[:12]}", self._flags
-        if isinstance(self._where, ServerLaunch):
-            # Only an adapter that needs more than all before it restarts the server.
-            self._needs = self._needs.grown(adapter, base.staleness_max)
-            flags = self._where.adapter_flags(self._needs)
-        report = RefitReport(label, 0.0)
-        if flags != self._flags or not await self._has(weights):
-            self._serve_nothing()
-            await self._unload(self.adapters.unneeded(()))
-            await asyncio.to_thread(self.adapters.clear)
-            loaded = await self._load(base.directory, weights, flags, serve=False)
-            report = replace(loaded, label=label)
+        weights, report = f"base-{base.digest[:12]}", RefitReport(label, 0.0)
+        adapter = None
+        if not (self.adapters.holds(label) and await self._has(weights)):
+            layout = await asyncio.to_thread(read_layout, snapshot, base)
+            adapter = adapter_layout(layout)
+            if refusal := self._adapter_refusal(adapter):
+                raise EngineFault(refusal)
+            model = await asyncio.to_thread(read_model, base.directory)
+            adapter.require_fits(layout.tensors, model)
+            report = replace(await self._load_base(adapter, base, weights), label=label)
         server = self.server
         assert server is not None
         base = self._fitted(server, base)
-        if not self.adapters.holds(label):
+        if adapter is not None:
             kept = await asyncio.to_thread(self.adapters.copy, snapshot, label, adapter)
             size = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in kept.iterdir()))
             self._require(server, weights)
@@ -324,29 +333,50 @@ class Serving:
         self.label = label
         return report
 
+    async def _load_base(
+        self, adapter: AdapterLayout, base: AdapterBase, weights: str
+    ) -> RefitReport:
+        """Load an adapter's base, unless the server has it and room for the adapter."""
+        flags = self._flags
+        if isinstance(self._where, ServerLaunch):
+            # Only an adapter that needs more than all before it restarts the server.
+            self._needs = self._needs.grown(adapter, base.adapters_max)
+            flags = self._where.adapter_flags(self._needs)
+        if flags == self._flags and await self._has(weights):
+            return RefitReport(weights, 0.0)
+        self._serve_nothing()
+        await self._unload(self.adapters.unneeded(()))
+        await asyncio.to_thread(self.adapters.clear)
+        return await self._load(base.directory, weights, flags, serve=False)
+
     def _require(self, server: ServerClient, weights: str) -> None:
         """EngineFault: a lost request has shown meanwhile that the server is gone, or has other weights."""
         if self.server is not server or self.weights != weights:
             raise EngineFault("the server was lost while it got an adapter")
 
     def _fitted(self, server: ServerClient, base: AdapterBase) -> AdapterBase:
-        """The base, with so small a staleness that the server holds the adapters of all requests and the next one."""
+        """The base, with so small a staleness and so few kept adapters that the server has room for all of them and the
+        next one.
+        """
         room = server.adapters_max
-        if room is None or base.staleness_max + 2 <= room:
+        if room is None or base.adapters_max <= room:
             return base
         if room < 2:
             raise EngineFault(
-                f"the server holds {room} adapter at once, and a refit needs 2: give it {base.staleness_max + 2} "
+                f"the server holds {room} adapter at once, and a refit needs 2: give it {base.adapters_max} "
                 "(--max-loras, --max-loras-per-batch)"
             )
-        if base.staleness_max != self._too_stale:
-            self._too_stale = base.staleness_max
+        held_max = min(base.held_max, room - 1)
+        staleness_max = min(base.staleness_max, room - 1 - held_max)
+        if base.adapters_max != self._too_many:
+            self._too_many = base.adapters_max
             log.warning(
-                "the server holds %d adapters: requests are cut after %d versions, and not after %d (--max-loras, "
-                "--max-loras-per-batch)",
-                *(room, room - 2, base.staleness_max),
+                "the server holds %d adapters: requests are cut after %d versions, and not after %d; %d versions are "
+                "held at once, and not %d (--max-loras, --max-loras-per-batch)",
+                *(room, staleness_max, base.staleness_max, held_max, base.held_max),
             )
-        return replace(base, staleness_max=room - 2)
+        kept = self.adapters.latest(base.kept, held_max - 1)
+        return replace(base, staleness_max=staleness_max, held_max=held_max, kept=kept)
 
     async def _has(self, weights: str) -> bool:
         """Whether the server lives and has these weights. The operator may have restarted it."""
@@ -525,7 +555,8 @@ class Serving:
         self._recompute.dropped(sum(sample.context_tokens for sample in cut if sample.goes_on))
 
     def _serve_nothing(self) -> None:
-        self.label = self.weights = self.adapters.newest = None
+        self.label = self.weights = None
+        self.adapters.serve_none()
         self._nothing()
 
     async def _leave_server(self) -> None:

@@ -73,7 +73,7 @@ class SglangLaunch(ServerLaunch):
         return replace(self, arguments=[*self.arguments, "--base-gpu-id", first])
 
     def adapter_flags(self, needs: AdapterNeeds) -> Sequence[str]:
-        count = str(needs.staleness_max + 2)
+        count = str(needs.count)
         return (
             "--enable-lora", "--max-lora-rank", str(needs.rank), "--lora-target-modules", *needs.kinds,
             "--max-loras-per-batch", count, "--max-loaded-loras", count,

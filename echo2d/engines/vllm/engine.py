@@ -72,7 +72,7 @@ class VllmLaunch(ServerLaunch):
         # vLLM's kernels know these ranks only.
         ranks = (8, 16, 32, 64, 128, 256, 320, 512)
         rank = next((each for each in ranks if each >= needs.rank), needs.rank)
-        count = str(needs.staleness_max + 2)
+        count = str(needs.count)
         return (
             "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", count,
             "--max-cpu-loras", count,

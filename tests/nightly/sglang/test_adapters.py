@@ -9,7 +9,8 @@ import pytest_asyncio
 from echo2d.engines.server.launch import Running
 from echo2d.engines.server.process import ServerProcess
 from tests.support.engine_contract import EngineContract
-from tests.support.engine_harness import Harness, save_random_model, tiny_config
+from tests.support.engine_harness import save_random_model, tiny_config
+from tests.support.held_contract import HeldContract
 from tests.support.kept_adapters import check_kept_adapters
 from tests.support.lora import ALL_TARGETS, RANK
 from tests.support.sglang_harness import SglangAdapterHarness
@@ -43,11 +44,15 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
 
 
 @pytest.fixture
-def harness(tmp_path: Path, servers: list[Running]) -> Harness:
+def harness(tmp_path: Path, servers: list[Running]) -> SglangAdapterHarness:
     return SglangAdapterHarness(tmp_path, servers, **WIDTH)
 
 
 class TestSglangEngineWithAdapters(EngineContract):
+    """The module's fixture `harness` is used."""
+
+
+class TestHeldAdaptersOfSglang(HeldContract):
     """The module's fixture `harness` is used."""
 
 

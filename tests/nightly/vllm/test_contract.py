@@ -7,6 +7,7 @@ import pytest
 from echo2d.engines.server.launch import Running
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness
+from tests.support.held_contract import HeldContract
 from tests.support.kept_adapters import check_kept_adapters
 from tests.support.vllm_servers import VllmAdapterHarness, VllmHarness
 
@@ -27,6 +28,10 @@ def harness(tmp_path: Path, servers: list[Running]) -> VllmAdapterHarness:
 
 
 class TestVllmEngineWithAdapters(OneServer):
+    """The module's fixture `harness` is used."""
+
+
+class TestHeldAdaptersOfVllm(HeldContract):
     """The module's fixture `harness` is used."""
 
 

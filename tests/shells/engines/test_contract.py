@@ -9,9 +9,15 @@ import pytest
 from echo2d.engines.base import AdapterBase
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import FakeHarness, Harness, Int8Harness, TorchHarness
+from tests.support.held_contract import HeldContract, HeldHarness
 from tests.support.lora import AdapterHarness
 from tests.support.sglang_double import SglangDouble
-from tests.support.sglang_harness import AdapterDoubleHarness, DoubleHarness, fake_adapters
+from tests.support.sglang_harness import (
+    AdapterDoubleHarness,
+    DoubleHarness,
+    FakeAdapterHarness,
+    fake_adapters,
+)
 
 
 class TestFakeEngine(EngineContract):
@@ -46,11 +52,32 @@ class TestTorchEngineWithAdapters:
         return AdapterHarness(tmp_path)
 
 
-class TestSglangEngineWithAdaptersOnADouble(EngineContract):
-    @pytest.fixture
-    def base(self, tmp_path: Path) -> AdapterBase:
-        return fake_adapters(tmp_path)
+@pytest.fixture
+def base(tmp_path: Path) -> AdapterBase:
+    return fake_adapters(tmp_path)
 
+
+class TestHeldAdaptersOfTheFakeEngine(HeldContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path, base: AdapterBase) -> HeldHarness:
+        return FakeAdapterHarness(tmp_path, base)
+
+
+class TestHeldAdaptersOfTheTorchEngine(HeldContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> HeldHarness:
+        return AdapterHarness(tmp_path)
+
+
+class TestHeldAdaptersOfSglangOnADouble(HeldContract):
+    @pytest.fixture
+    async def harness(self, tmp_path: Path, base: AdapterBase) -> AsyncIterator[HeldHarness]:
+        async with SglangDouble.serving() as double:
+            double.adapters_max = 4
+            yield AdapterDoubleHarness(tmp_path, [double], base)
+
+
+class TestSglangEngineWithAdaptersOnADouble(EngineContract):
     @pytest.fixture
     async def harness(self, tmp_path: Path, base: AdapterBase) -> AsyncIterator[Harness]:
         async with SglangDouble.serving() as one, SglangDouble.serving() as other:

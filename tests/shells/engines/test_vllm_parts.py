@@ -126,7 +126,7 @@ def test_a_server_listens_where_only_this_user_can_enter(tmp_path: Path) -> None
 
 def test_the_flags_of_adapters_have_a_rank_that_vllm_knows(tmp_path: Path) -> None:
     launch = VllmLaunch(Path("python"), [], tmp_path, {})
-    flags = launch.adapter_flags(AdapterNeeds().grown(AdapterLayout(24, 1.0, {}), 3))
+    flags = launch.adapter_flags(AdapterNeeds().grown(AdapterLayout(24, 1.0, {}), 5))
     assert flags == (
         *("--enable-lora", "--max-lora-rank", "32", "--max-loras", "5"),
         *("--max-cpu-loras", "5"),
@@ -137,9 +137,9 @@ def test_an_adapter_that_needs_no_more_than_those_before_it_needs_no_other_flags
     wide = AdapterLayout(32, 1.0, {"model.layers.0.q_proj": ("a", "b")})
     narrow = AdapterLayout(8, 4.0, {"model.layers.0.q_proj": ("a", "b")})
     other = AdapterLayout(8, 4.0, {"model.layers.0.o_proj": ("a", "b")})
-    needs = AdapterNeeds().grown(wide, 3)
+    needs = AdapterNeeds().grown(wide, 5)
     assert needs.grown(narrow, 2) == needs
-    assert needs.grown(other, 3) == AdapterNeeds(32, ["o_proj", "q_proj"], 3)
+    assert needs.grown(other, 5) == AdapterNeeds(32, ["o_proj", "q_proj"], 5)
 
 
 @pytest.mark.parametrize(
