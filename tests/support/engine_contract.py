@@ -218,7 +218,7 @@ class EngineContract:
         with pytest.raises(EngineFault):
             await generated(engine, SHORT)
         await engine.start()
-        assert engine.label is None
+        assert (engine.label, set(engine.held)) == (None, set())
         with pytest.raises(EngineFault):
             await generated(engine, SHORT)
         with pytest.raises(EngineFault):
@@ -335,6 +335,26 @@ class EngineContract:
                 ]
                 assert sample.labels == sorted(sample.labels)
             check_logprobs(harness, output)
+
+    async def test_a_request_that_names_a_whole_model_ends_with_it(
+        self, harness: Harness, engine: Engine
+    ) -> None:
+        """What holds for adapters, of which an engine has several, is in `held_contract.py`."""
+        if hasattr(harness, "base"):
+            pytest.skip("the versions of this engine are adapters")
+        own = replace(ENDLESS, request_id="own", label=label(0))
+        async with running(engine, own, ENDLESS) as (named, free):
+            await engine.refit(harness.snapshot(1), label(1))
+            await named.until(lambda sample: sample.finish == "abort")
+            await free.until(lambda sample: label(1) in sample.labels)
+            await harness.check(engine)
+        assert {name for sample in named.samples for name in sample.labels} == {label(0)}
+        assert set(engine.held) == {label(1)}
+        with pytest.raises(EngineFault, match=f"version {label(0)} is not held"):
+            await generated(engine, own)
+        assert (await generated(engine, replace(SHORT, label=label(1)))).finishes() == [
+            "length"
+        ] * SHORT.samples
 
     async def test_a_refit_says_how_many_tokens_it_computes_again(
         self, harness: Harness, engine: Engine
@@ -511,7 +531,7 @@ class EngineContract:
                 await engine.refit(harness.snapshot(1), label(1))
             await output.until(lambda sample: sample.finish == "abort")
             await harness.check(engine)
-        assert engine.label is None
+        assert (engine.label, set(engine.held)) == (None, set())
         with pytest.raises(EngineFault):
             await generated(engine, SHORT)
         with pytest.raises(EngineFault):

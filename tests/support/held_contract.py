@@ -34,10 +34,15 @@ class HeldHarness(Harness, Protocol):
 
 
 async def refit(
-    harness: HeldHarness, engine: Engine, version: int, *kept: int, files: Path | None = None
+    harness: HeldHarness,
+    engine: Engine,
+    version: int,
+    *kept: int,
+    files: Path | None = None,
+    most: int = HELD_MAX,
 ) -> RefitReport:
     """Serve a version, and keep others. files: another directory than that of the version."""
-    base = replace(harness.base, kept=frozenset(map(label, kept)), held_max=HELD_MAX)
+    base = replace(harness.base, kept=frozenset(map(label, kept)), held_max=most)
     return await engine.refit(files or harness.snapshot(version), label(version), base=base)
 
 

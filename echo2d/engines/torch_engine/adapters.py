@@ -28,12 +28,17 @@ class TorchAdapter:
     lora: AdapterLayout
     tensors: Mapping[str, Tensor]  # by their names in the files
 
+    def share(self, layer: str, states: Tensor) -> Tensor:
+        """What it adds to the layer's output for these inputs."""
+        a, b = self.lora.layers[layer]
+        low = torch.nn.functional.linear(states, self.tensors[a])
+        return torch.nn.functional.linear(low, self.tensors[b]) * self.lora.scale
+
 
 class AdapterTable:
     """The adapters on `model`.
 
-    by_label: all of them; each change assigns a new value. newest: the label of the one that was added last. rows: the
-    label of the adapter of each row of the next pass, or one for all.
+    by_label: all of them; each change assigns a new value. newest: the label of the one that was added last.
     """
 
     def __init__(self, model: Any, adapter: TorchAdapter, label: str) -> None:
@@ -42,7 +47,8 @@ class AdapterTable:
         self.by_label: Mapping[str, TorchAdapter] = {}
         self._hooked: set[str] = set()
         self.newest = label
-        self.rows: Sequence[str] = ()
+        # The rows of the next pass that each adapter has; None: all.
+        self._rows: Mapping[str, Tensor | None] = {}
         self.add(adapter, label)
 
     @property
@@ -66,29 +72,31 @@ class AdapterTable:
             layers[name].register_forward_hook(self._beside(name))
             self._hooked.add(name)
         self.by_label = {**self.by_label, label: adapter}
-        self.newest, self.rows = label, (label,)
+        self.newest = label
+
+    def use(self, rows: Sequence[str]) -> None:
+        """Take the adapter of this label for each row of the next pass; a single label is for all rows."""
+        places: dict[str, list[int]] = {}
+        for row, label in enumerate(rows):
+            places.setdefault(label, []).append(row)
+        alone = len(places) == 1
+        self._rows = {
+            label: None if alone else torch.tensor(own, device=self._model.device)
+            for label, own in places.items()
+        }
 
     def _beside(self, layer: str) -> _Hook:
-        def share(label: str, states: Tensor) -> Tensor | None:
-            """What the adapter adds to the layer's output; None: it does not name the layer."""
-            adapter = self.by_label[label]
-            if layer not in adapter.lora.layers:
-                return None
-            a, b = adapter.lora.layers[layer]
-            low = torch.nn.functional.linear(states, adapter.tensors[a])
-            return torch.nn.functional.linear(low, adapter.tensors[b]) * adapter.lora.scale
-
         def hook(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             (states,) = inputs
-            labels = dict.fromkeys(self.rows)
-            if len(labels) == 1:
-                added = share(self.rows[0], states)
-                return output if added is None else output + added
-            found = output.clone()
-            for label in labels:
-                own = [row for row, each in enumerate(self.rows) if each == label]
-                if (added := share(label, states[own])) is not None:
-                    found[own] += added
+            found = output
+            for label, own in self._rows.items():
+                adapter = self.by_label[label]
+                if layer not in adapter.lora.layers:
+                    continue
+                if own is None:
+                    return output + adapter.share(layer, states)
+                found = output.clone() if found is output else found
+                found[own] += adapter.share(layer, states[own])
             return found
 
         return hook

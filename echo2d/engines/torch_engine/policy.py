@@ -116,7 +116,7 @@ class InferencePolicy:
         `batch.py`. adapters [rows]: the label of each row's adapter; empty: the newest.
         """
         if self.adapters is not None:
-            self.adapters.rows = adapters or (self.adapters.newest,)
+            self.adapters.use(adapters or (self.adapters.newest,))
         columns = cache.get_seq_length() + tokens.shape[1]
         mask = torch.arange(columns, device=self.device) >= (columns - lengths)[:, None]
         # The logits of all positions of a prefill could take gigabytes. Not every model family can
@@ -143,7 +143,7 @@ class InferencePolicy:
         without padding. adapter: its label; empty: the newest.
         """
         if self.adapters is not None:
-            self.adapters.rows = (adapter or self.adapters.newest,)
+            self.adapters.use((adapter or self.adapters.newest,))
         options = {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
         output = self._model(input_ids=tokens, use_cache=False, **options)
         logits: Tensor = output.logits[:, -last:]

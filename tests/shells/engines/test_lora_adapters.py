@@ -21,7 +21,7 @@ from echo2d.store.snapshots import build_manifest, scan_snapshot
 from tests.support.engine_contract import SHORT, check_logprobs, generated
 from tests.support.engine_harness import label
 from tests.support.fake_coordinator import CoordinatorDouble
-from tests.support.lora import AdapterHarness, edited, make_base, write_adapter
+from tests.support.lora import NARROW, AdapterHarness, edited, make_base, write_adapter
 from tests.support.peer import a_seed, a_worker
 
 Spoil = Callable[[Path], object]
@@ -159,25 +159,34 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one(
     check_logprobs(harness, await generated(engine, SHORT))
 
 
-async def test_an_adapter_of_another_scale_is_another_model(
-    harness: AdapterHarness, engine: TorchEngine
-) -> None:
-    await engine.refit(harness.snapshot(0), label(0))
-    with edited(harness.snapshot(1) / "adapter_config.json") as config:
-        config["lora_alpha"] = 2.0
-    await engine.refit(harness.snapshot(1), label(1))
-    check_logprobs(harness, await generated(engine, SHORT))
-
-
-async def test_the_notes_of_another_process_of_the_trainer_do_not_build_another_model(
+@pytest.fixture
+async def built_once(
     harness: AdapterHarness, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The engine serves adapter 0, and must not build another model."""
     await engine.refit(harness.snapshot(0), label(0))
 
     def built(*_: object, **__: object) -> None:
         raise AssertionError("a second model was built")
 
     monkeypatch.setattr("echo2d.engines.torch_engine.decoder.build", built)
+
+
+@pytest.mark.usefixtures("built_once")
+async def test_an_adapter_of_another_scale_rank_or_layers_has_the_same_model(
+    harness: AdapterHarness, engine: TorchEngine
+) -> None:
+    with edited(harness.snapshot(1) / "adapter_config.json") as config:
+        config["lora_alpha"] = 2.0
+    for version in (1, NARROW, 2):
+        await engine.refit(harness.snapshot(version), label(version))
+        check_logprobs(harness, await generated(engine, SHORT))
+
+
+@pytest.mark.usefixtures("built_once")
+async def test_the_notes_of_another_process_of_the_trainer_do_not_build_another_model(
+    harness: AdapterHarness, engine: TorchEngine
+) -> None:
     with edited(harness.snapshot(1) / "adapter_config.json") as config:
         config["target_modules"].reverse()
         config.update(use_rslora=False, base_model_name_or_path="/elsewhere", peft_version="0.18")

@@ -156,8 +156,9 @@ def test_an_adapter_that_needs_no_more_than_those_before_it_needs_no_other_flags
 def test_a_request_goes_on_while_a_train_step_takes_its_next_token(
     label: str, newest: str, *, outdated: bool
 ) -> None:
-    base = AdapterBase(Path(), "", {}, staleness_max=2)
+    base = AdapterBase(Path(), "", {}, staleness_max=2, held_max=3)
     assert base.outdated(label, newest) is outdated
+    assert base.adapters_max == 6, "3 that are held, 2 of older requests, and the next one"
 
 
 @asynccontextmanager

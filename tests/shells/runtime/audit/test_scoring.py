@@ -59,7 +59,7 @@ async def test_scores_have_the_order_of_the_answers(engine: TorchEngine) -> None
 async def test_answers_of_another_version_are_not_scored(engine: TorchEngine) -> None:
     answers = tuple(await written(engine, 1))
     order = ScoreAnswers(7, Version(4), DIGEST, "", "torch", answers)
-    with pytest.raises(EngineFault, match=r"version 4-.* is not served"):
+    with pytest.raises(EngineFault, match=r"version 4-.* is not held"):
         await score_order(engine, order)
     await engine.close()
 
