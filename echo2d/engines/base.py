@@ -13,7 +13,7 @@ it began, at most `AdapterBase.staleness_max` versions behind the newest. A whol
 
 To add an engine, write a factory (`EngineOptions` -> list of engines) and add it to `registry.ENGINES`, or name it in
 an entry point of your own distribution. Then write a harness in `tests/support/engine_harness.py`, and run the contract
-suite in `tests/support/engine_contract.py` over it.
+suites in `tests/support/engine_contract.py` and, if it serves adapters, `tests/support/held_contract.py` over it.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
