@@ -192,8 +192,9 @@ class FakeEngine:
             self._require_running()
             held = {each: files for each, files in self._files.items() if each in kept}
             self._label, self._files = label, {**held, label: found}
-            if not beside:
-                self._abort_named(label)
+            for request in self._requests.values():
+                if not beside and request.label not in (None, label):
+                    request.abort()
         return RefitReport(label, self._refit_s, tokens, recompute_s)
 
     async def hold(self) -> None:
@@ -264,12 +265,6 @@ class FakeEngine:
         self._label, self._files = None, {}
         for request in self._requests.values():
             request.abort()
-
-    def _abort_named(self, label: str) -> None:
-        """End the requests that name another version than this one."""
-        for request in self._requests.values():
-            if request.label not in (None, label):
-                request.abort()
 
     async def _pace(self, request: "_Request") -> None:
         """Let other tasks run. With a pace, wait until one more token of each sample is due.

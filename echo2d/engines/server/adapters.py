@@ -31,9 +31,8 @@ class ServedAdapters:
         self._paths: dict[str, Path] = {}
         self._loaded: set[str] = set()
         self.newest: str | None = None  # the one under which requests begin that choose none
-        self.held: frozenset[str] = (
-            frozenset()
-        )  # those that requests may choose, the newest among them
+        # Those that requests may choose, the newest among them.
+        self.held: frozenset[str] = frozenset()
 
     def copy(self, snapshot: Path, label: str, adapter: AdapterLayout) -> Path:
         """Copy the files of an adapter to the label's directory, which is returned, unless they are there. Blocking.

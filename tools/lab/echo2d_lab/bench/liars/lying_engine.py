@@ -119,7 +119,7 @@ class LyingEngine(TorchEngine):
             )
             lies = self._chance.random() < self._share
             answer = await (self._wanted(alone) if lies else self._drawn(alone))
-            label = self.label
+            label = request.label or self.label
             if label is None:
                 raise EngineFault("no version is served")
             span = LabelSpan(0, len(answer.tokens), label)
