@@ -118,13 +118,14 @@ class HeldContract:
     ) -> None:
         engine = harness.engine(slots=2)
         await engine.start()
-        await refit(harness, engine, 0)
-        async with running(engine, ENDLESS):  # in all slots
+        for version, kept in ((0, []), (1, [0])):
+            await refit(harness, engine, version, *kept)
+        async with running(engine, named(1, ENDLESS)):  # in all slots
             waiting = asyncio.create_task(generated(engine, named(0)))
             await asyncio.sleep(0)
-            for version in (1, 2):
-                await refit(harness, engine, version)
-                await harness.check(engine)
+            await refit(harness, engine, 2, 1)
+            await harness.check(engine)
+            assert set(engine.held) == held(1, 2)
         output = await waiting
         assert output.finishes() == ["length"] * SHORT.samples
         assert writers(output) == held(0)

@@ -171,9 +171,11 @@ async def test_a_server_writes_nothing_more_for_a_request_whose_whole_model_is_g
         await engine.start()
         await engine.refit(harness.snapshot(0), label(0))
         async with running(engine, named(0, ENDLESS)) as (output,):
+            live = list(double.live.values())
             await engine.refit(harness.snapshot(1), label(1))
             await output.until(lambda sample: sample.finish == "abort")
         assert writers(output) == held(0)
+        assert max(len(each.output) for each in live) < ENDLESS.max_new_tokens
         check_logprobs(harness, output)
         assert writers(await generated(engine, named(1))) == held(1)
         await engine.check()
