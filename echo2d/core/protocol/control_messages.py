@@ -12,7 +12,7 @@ else.
     DeltasKept                              (seed only)     EncodeVersion, ForgetForm (to the seed)
     SegmentsWanted                                          SignedRoot, SegmentPage
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
-    VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
+    VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked, HeldVersions
     LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled,
                                                             SampleAnswered
     Leaving, Goodbye                                        Drain, DialledBack
@@ -201,6 +201,8 @@ class Hello:
     # As in Heartbeat.
     received_bytes: int = 0
     sent_bytes: int = 0
+    # The versions that all its engines hold (see HeldVersions), `serving` included.
+    held: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,8 @@ class RefitDone:
     recomputed_tokens: int = 0
     # The longest time that one engine spends on recomputing these tokens, in addition to pause_s; None: not known.
     recompute_s: float | None = None
+    # The versions that every engine holds now (see HeldVersions), this one included.
+    held: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +381,8 @@ class RefitFailed:
     digest: Digest
     serving: VersionKey | None  # what the engines serve now; None: nothing
     reason: str
+    # As in RefitDone; empty if nothing is served.
+    held: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,6 +555,22 @@ class VersionsRevoked:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldVersions:
+    """Which versions the engines hold from the next refit on, beside the one that they load.
+
+    A held version answers the leases that name it, although another one is served. Engines hold adapters only; a whole
+    model is held alone. The message follows each Welcome, and comes again whenever the versions change, before the roots
+    of the next version; it is sent only in runs in which engines hold several versions. A version that an engine does not
+    hold when the refit begins is not loaded for this.
+    """
+
+    # Engines hold at most this many, the served one included; the number never changes within a run.
+    most: int
+    # If there is no room for all of them, the first ones are held.
+    versions: tuple[VersionKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseGranted:
     """One generation call: samples of one prompt."""
 
@@ -579,6 +601,9 @@ class LeaseGranted:
     # continues after them.
     earlier: int = 0
     columns: tuple[str, ...] = ()  # the columns that the run keeps
+    # Exactly this version writes all tokens, whatever the worker serves; a worker that does not hold it gives the lease
+    # back. None: the version that the worker serves writes them.
+    version: VersionKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,8 +640,8 @@ class ScoreAnswers:
     order: int
     version: Version
     digest: Digest
-    # Where the version's copy is, relative to the run directory. A worker needs no copy, because it scores with the
-    # version that it serves.
+    # Where the version's copy is, relative to the run directory. A worker needs no copy, because it scores with a
+    # version that it holds.
     path: str
     replay: SeedReplay
     answers: tuple[AnswerToScore, ...]
@@ -634,7 +659,7 @@ ToCoordinator = (
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges
-    | VersionsRevoked | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
+    | VersionsRevoked | HeldVersions | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
     | ScoreAnswers
 )  # fmt: skip
 
@@ -682,6 +707,7 @@ TO_PEER = Codec(
         "SegmentPage": SegmentPage,
         "PlanEdges": PlanEdges,
         "VersionsRevoked": VersionsRevoked,
+        "HeldVersions": HeldVersions,
         "LeaseGranted": LeaseGranted,
         "LeaseCancelled": LeaseCancelled,
         "SampleAnswered": SampleAnswered,

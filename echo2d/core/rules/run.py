@@ -158,6 +158,8 @@ class RunRules(PolicyTable):
     tinker: tuple[str, ...] = ()
     # How many optimizer steps older than their model sampled tokens of these clients may be; None: any.
     tinker_staleness_max: int | None = None
+    # Engines hold at most this many versions at once, the served one included (`HeldVersions`).
+    versions_held: int = 1
     prices: tuple[NamedPrice, ...] = ()
     # link.usd_per_gb_up. Above 0, the seed sends the fewest copies of a version that still arrive in time.
     seed_usd_per_gb_up: float = 0.0

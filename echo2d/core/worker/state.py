@@ -31,6 +31,7 @@ from echo2d.core.protocol.control_messages import (
     FrameAccused,
     Goodbye,
     HeldLease,
+    HeldVersions,
     Hello,
     LeaseCancelled,
     LeaseFailed,
@@ -327,6 +328,8 @@ class WorkerState:
             case VersionsRevoked(epoch, versions):
                 revoked = self._versioned(self._versions.revoked(epoch, versions, now=now), now)
                 return [*revoked, *self._leases.revoked(versions, now=now)]
+            case HeldVersions():
+                return []
             case ForgetForm(form):
                 return self._versioned(self._versions.forgotten(form, now=now), now)
             case Drain():

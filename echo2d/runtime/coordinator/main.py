@@ -39,6 +39,7 @@ from echo2d.core.protocol.seeds import seed_key
 from echo2d.core.rules.audit import AuditRules
 from echo2d.core.rules.run import RunRules
 from echo2d.core.rules.tasks import GatewayRules
+from echo2d.core.tinker.held_snapshots import HELD_MAX
 from echo2d.errors import OperatorFault
 from echo2d.extras import install_command
 from echo2d.net.api.page import read_page
@@ -370,6 +371,7 @@ def make_rules(
         audit=_audit_rules(config) if config.audit.enabled else None,
         tinker=() if config.tinker is None else tuple(config.tinker.models),
         tinker_staleness_max=None if config.tinker is None else config.tinker.staleness_max,
+        versions_held=1 if config.tinker is None else HELD_MAX,
     )
 
 
