@@ -12,8 +12,9 @@ from echo2d.core.base.ids import (
     RunId,
     SegmentId,
     Version,
+    version_label,
 )
-from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
+from echo2d.core.protocol.control_messages import HeldVersions, LeaseGranted, VersionKey
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.weights.form import FRAME_BYTES_MIN, FormFacts
@@ -71,13 +72,29 @@ def a_rejection(order: ApplyForm) -> ApplyRejected:
     return ApplyRejected(order.form, "disk full")
 
 
-def a_refit(version: int, *, memory_ok: bool | None = True) -> EngineRefitted:
-    return EngineRefitted(Version(version), a_key(version).digest, 0.25, memory_ok, 300, 1.5)
+def labels_of(versions: Sequence[int]) -> tuple[str, ...]:
+    return tuple(version_label(*a_key(version)) for version in versions)
 
 
-def a_refit_failure(version: int, label: str | None = None) -> EngineRefitFailed:
-    return EngineRefitFailed(Version(version), a_key(version).digest, "engine died", label)
+def a_refit(
+    version: int, *, memory_ok: bool | None = True, held: Sequence[int] = ()
+) -> EngineRefitted:
+    """held: the versions that the engines say that they hold."""
+    key = a_key(version)
+    return EngineRefitted(*key, 0.25, memory_ok, 300, 1.5, labels_of(held))
 
 
-def an_order(version: int, path: str = "slot") -> RefitEngines:
-    return RefitEngines(Version(version), a_key(version).digest, path)
+def a_refit_failure(
+    version: int, label: str | None = None, held: Sequence[int] = ()
+) -> EngineRefitFailed:
+    return EngineRefitFailed(*a_key(version), "engine died", label, held=labels_of(held))
+
+
+def an_order(
+    version: int, path: str = "slot", *, kept: Sequence[int] = (), most: int = 1
+) -> RefitEngines:
+    return RefitEngines(*a_key(version), path, kept=labels_of(kept), most=most)
+
+
+def hold(most: int, *versions: int) -> HeldVersions:
+    return HeldVersions(most, tuple(map(a_key, versions)))

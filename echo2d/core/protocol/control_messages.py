@@ -559,9 +559,9 @@ class HeldVersions:
     """Which versions the engines hold from the next refit on, beside the one that they load.
 
     A held version answers the leases that name it, although another one is served. Engines hold adapters only; a whole
-    model is held alone. The message follows each Welcome, and comes again whenever the versions change, before the roots
-    of the next version; it is sent only in runs in which engines hold several versions. A version that an engine does not
-    hold when the refit begins is not loaded for this.
+    model is held alone. The message follows each Welcome, and comes again whenever the versions change, before the
+    roots of the next version. It is sent only in runs in which engines hold several versions. A version that an engine
+    does not hold when the refit begins is not loaded for this.
     """
 
     # Engines hold at most this many, the served one included; the number never changes within a run.

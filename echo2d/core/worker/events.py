@@ -102,6 +102,8 @@ class EngineRefitted:
     recomputed_tokens: int = 0
     # How long an engine takes to recompute them, besides the pause; None: not known.
     recompute_s: float | None = None
+    # The labels of all versions that every engine holds now.
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class EngineRefitFailed:
     label: str | None
     # Whether the slot no longer holds the snapshot and was given up; then no engine loaded it.
     damaged: bool = False
+    # As in EngineRefitted.
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,10 @@ class RefitEngines:
     digest: Digest
     path: str
     staleness_max: int = 0  # as in `Welcome`
+    # The labels of versions that the engines hold already and go on holding, and how many versions they hold at most
+    # (`HeldVersions`).
+    kept: tuple[str, ...] = ()
+    most: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@
 
 The engines never have more samples than slots, unless a single lease alone is larger. A span names only a version that
 this worker itself loaded (I2). It never names a version that is older than the lease allows, or older than the version
-of the previous span (I1). A version is *confirmed* once all engines serve it and the coordinator was told so. A result
+of the previous span (I1). If a lease names a version, this version alone writes its tokens: the worker must hold it,
+and need not serve it. A version is *confirmed* once all engines serve it and the coordinator was told so. A result
 is sent only when every version in its spans is confirmed, and progress only up to the first unconfirmed span. When a
 lease is given back, its progress is reported first, so that another worker can continue it. Leases and results outlive
 the control link: after a Welcome, every kept sample is reported again from its first token.
@@ -130,7 +131,9 @@ class _Held:
     outputs: dict[int, _Output]  # unfinished samples by their index within the group
     report_at: float  # when its progress is due, in monotonic seconds
     token_at: float  # when it last got a token
-    since: VersionKey | None  # the version that was served when it came
+    since: (
+        VersionKey | None
+    )  # the version that was served when it came; None: the lease names its version
     started: bool = False
 
     @property
@@ -188,7 +191,7 @@ class WorkerLeases:
             span.key
             for spans in [*outputs, *(result.spans for result in self._results.values())]
             for span in spans
-        }
+        } | {held.grant.version for held in self._held.values()}
         # A request under an adapter may go on when newer versions are served already.
         order = list(self._confirmed)
         came = [order.index(h.since) for h in self._held.values() if h.since in self._confirmed]
@@ -198,19 +201,28 @@ class WorkerLeases:
     # --- from the coordinator ---
 
     def granted(
-        self, grant: LeaseGranted, serving: VersionKey | None, *, now: float
+        self,
+        grant: LeaseGranted,
+        serving: VersionKey | None,
+        versions: Collection[VersionKey] = (),
+        *,
+        now: float,
     ) -> list[LeaseAction]:
-        """Take the lease, or refuse it at once; a grant that is held already is ignored."""
+        """Take the lease, or refuse it at once; a grant that is held already is ignored.
+
+        versions: those that all engines hold.
+        """
         key = HeldLease(grant.lease, grant.attempt)
         if key in self.held():
             return []
-        reason = _unusable(grant, serving) or self._full()
+        reason = _unusable(grant, serving, versions) or self._full()
         if reason:
             return [SendControl(LeaseFailed(grant.lease, grant.attempt, reason))]
         outputs = {sample: _Output() for sample in grant.samples}
         # Its first report goes out with the next report of another lease, because reports cost less together.
         report_at = min([now + _report_s(grant), *[each.report_at for each in self._held.values()]])
-        self._held[key] = _Held(grant, outputs, report_at, now, serving)
+        since = serving if grant.version is None else None
+        self._held[key] = _Held(grant, outputs, report_at, now, since)
         return self._start(now)
 
     def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:
@@ -284,21 +296,24 @@ class WorkerLeases:
         for key in keys:
             self._confirmed.pop(key, None)
         for held in list(self._held.values()):
-            if any(_uses(output.spans, keys) for output in held.outputs.values()):
+            used = any(_uses(output.spans, keys) for output in held.outputs.values())
+            if used or held.grant.version in keys:
                 actions += self.failed(held.key, "its version was revoked", now=now)
         for result in [result for result, sent in self._results.items() if _uses(sent.spans, keys)]:
             del self._results[result]
         return actions
 
-    def confirmed(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
+    def confirmed(
+        self, key: VersionKey, versions: Collection[VersionKey] = (), *, now: float
+    ) -> list[LeaseAction]:
         """All engines serve this version, and the coordinator was told.
 
-        Returns the results that may be sent now.
+        versions: those that all engines hold, which stay confirmed. Returns the results that may be sent now.
         """
         waiting = [result for result in self._results.values() if not self._believed(result)]
         self._confirmed.pop(key, None)
         self._confirmed[key] = None
-        keep_newest(self._confirmed, CONFIRMED_MAX)
+        keep_newest(self._confirmed, CONFIRMED_MAX, versions)
         # Generation paused for the refit, so this time does not count as a stall.
         for held in self._held.values():
             held.token_at = now
@@ -493,17 +508,22 @@ def _uses(spans: Collection[VersionSpan], keys: Collection[VersionKey]) -> bool:
     return any(span.key in keys for span in spans)
 
 
-def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
+def _unusable(
+    grant: LeaseGranted, serving: VersionKey | None, versions: Collection[VersionKey]
+) -> str:
     """Why this worker must refuse the grant; empty: it can work on it."""
     if serving is None:
         return "no version is served"
-    if serving.version < grant.oldest:
-        return f"version {serving.version} is served, {grant.oldest} or newer is needed"
+    if grant.version is not None and grant.version not in versions:
+        return f"it does not hold version {grant.version.version}"
+    writes = (grant.version or serving).version
+    if writes < grant.oldest:
+        return f"version {writes} is served, {grant.oldest} or newer is needed"
     # A lease may keep a newer version waiting for at most an hour.
     if not 0 <= grant.hold_s <= 3600.0:
         return "malformed lease: hold_s"
-    if grant.hold_s and serving.version > grant.oldest:
-        return f"version {serving.version} is served, {grant.oldest} alone may write"
+    if grant.hold_s and writes > grant.oldest:
+        return f"version {writes} is served, {grant.oldest} alone may write"
     if not 0 < len(grant.samples) <= _SAMPLES_MAX or len(set(grant.samples)) != len(grant.samples):
         return "malformed lease: samples"
     if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * _TOKENS_MAX:
@@ -538,6 +558,8 @@ def _output_fault(
             return f"a version it was never given: {span.label[:80]!r}"
         if key.version < newest:
             return f"tokens of version {key.version} after {newest}"
+        if grant.version not in (None, key):
+            return f"tokens of version {key.version}; another one alone may write"
         if grant.hold_s and key.version > grant.oldest:
             return f"tokens of version {key.version}; {grant.oldest} alone may write"
         if span.start != end or span.end <= span.start:

@@ -6,11 +6,11 @@ It composes three machines; events go in, actions come out:
     links (relay) --+--> Relay            which frames to send and to ask for    (`relay/relay`)
     engines --------+--> WorkerLeases     what to generate, report, send again   (`leases`)
 
-The machines meet here. Leases are taken for the served version, and WorkerVersions labels their
-spans. A revoked version ends its leases. When Relay has all frames of a form, WorkerVersions applies
-the form. While the control link is down the worker sends nothing: the next Hello and Welcome repeat
-what must not be lost (leases, results, held and served versions). A relay peer is the same machine
-without engines (slots == 0).
+The machines meet here. Leases are taken for the served version, or for another one that is held, and
+WorkerVersions labels their spans. A revoked version ends its leases. When Relay has all frames of a
+form, WorkerVersions applies the form. While the control link is down the worker sends nothing: the
+next Hello and Welcome repeat what must not be lost (leases, results, held and served versions). A
+relay peer is the same machine without engines (slots == 0).
 """
 
 from collections import Counter, deque
@@ -175,6 +175,7 @@ class WorkerState:
         return Hello(
             OURS, self._run_id, kind, name, boot_id, self._slots, listen,
             versions.serving, versions.holding(), leases, tuple(forms), self._leases.served(),
+            held=versions.held,
         )  # fmt: skip
 
     def handle(self, event: WorkerEvent, *, now: float) -> list[WorkerAction]:
@@ -273,7 +274,9 @@ class WorkerState:
         if served and self._still_since is not None:
             self._still_since = now
         leases = (
-            self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
+            self._leases.confirmed(key, self._versions.held, now=now)
+            if served
+            else self._leases.doubted(key, now=now)
         )
         return [*actions, *leases]
 
@@ -309,7 +312,8 @@ class WorkerState:
                 if message.hold_s and self._versions.refitting and self._waiting_refit is None:
                     reason = "a newer version is being loaded"
                     return [SendControl(LeaseFailed(message.lease, message.attempt, reason))]
-                return self._leases.granted(message, self._versions.serving, now=now)
+                versions = self._versions
+                return self._leases.granted(message, versions.serving, versions.held, now=now)
             case LeaseCancelled(lease, attempt):
                 return self._leases.cancelled(HeldLease(lease, attempt), now=now)
             case SampleAnswered():
@@ -329,6 +333,7 @@ class WorkerState:
                 revoked = self._versioned(self._versions.revoked(epoch, versions, now=now), now)
                 return [*revoked, *self._leases.revoked(versions, now=now)]
             case HeldVersions():
+                self._versions.hold(message)
                 return []
             case ForgetForm(form):
                 return self._versioned(self._versions.forgotten(form, now=now), now)

@@ -16,6 +16,9 @@ version again. A snapshot is served only after a signed root that this process h
 digest. There are two slots. Applying overwrites the one that is not current, so its snapshot is
 lost, and no refit may be reading it (I3).
 
+Beside the served version the engines may hold older ones (`HeldVersions`): adapters that they served before and that
+stay loaded. Leases name them. A version that an engine has dropped is not loaded again, unless it is published again.
+
 Not here: leases, frames, and the verification of signatures and bytes.
 """
 
@@ -27,6 +30,7 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, Version, version_label
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
+    HeldVersions,
     RefitDone,
     RefitFailed,
     VersionKey,
@@ -57,6 +61,8 @@ WORKER_FORMS_MAX = 4
 # At most this many versions keep their label, because tokens of them may still come from an engine; with adapters, of
 # S + 1 versions.
 LABELS_MAX = 80
+# Engines hold at most this many versions, whatever the coordinator says: each takes room on the device.
+WORKER_HELD_MAX = 32
 # At most this many refused forms are remembered. The coordinator sends one form at a time, so this is
 # more than enough.
 REFUSED_MAX = 64
@@ -137,12 +143,20 @@ class WorkerVersions:
         self._labels: dict[str, VersionKey] = {}
         self._served_seq = PublishSeq(-1)  # the newest publish that was served
         self.staleness_max = 0  # as the last welcome said
+        self._to_hold = HeldVersions(1, ())  # the last one that came
         self.serving: VersionKey | None = None
+        # What the engines hold beside the served version.
+        self._beside: tuple[VersionKey, ...] = ()
 
     @property
     def labels(self) -> Mapping[str, VersionKey]:
         """Maps the labels that engines report to versions. Revoked versions are left out."""
         return self._labels
+
+    @property
+    def held(self) -> tuple[VersionKey, ...]:
+        """The versions that all engines hold, the served one first; none while nothing is served."""
+        return () if self.serving is None else (self.serving, *self._beside)
 
     @property
     def refitting(self) -> bool:
@@ -206,6 +220,10 @@ class WorkerVersions:
             if self._snapshots.current in self._revoked
             else tuple(key for key in self._snapshots if key not in self._revoked)
         )
+
+    def hold(self, told: HeldVersions) -> None:
+        """From the next refit on the engines hold these versions, as far as they hold them now."""
+        self._to_hold = told
 
     # --- events; each method returns what to do ---
 
@@ -314,7 +332,7 @@ class WorkerVersions:
             self.serving = None
             return self.choose(now=now)
         self._learn_label(key)
-        self.serving = key
+        self.serving, self._beside = key, self._still_held(event.held, key)
         self._served_seq = max(
             self._served_seq, self._snapshots.published.get(key, self._served_seq)
         )
@@ -326,6 +344,7 @@ class WorkerVersions:
             held_s,
             event.recomputed_tokens,
             event.recompute_s,
+            self.held,
         )
         return [SendControl(done), *self.choose(now=now)]
 
@@ -346,8 +365,9 @@ class WorkerVersions:
         # The engines may still serve the version from before. Any other version that they name was
         # never confirmed: its weights may be those that failed the memory check (I3).
         kept = None if event.label is None else self._labels.get(event.label)
+        self._beside = self._still_held(event.held, kept)
         self.serving = kept if kept == self.serving else None
-        failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
+        failed = RefitFailed(event.version, event.digest, self.serving, event.reason, self.held)
         return [SendControl(failed), *self.choose(now=now)]
 
     def engine_lost(self, reason: str, *, now: float) -> list[VersionAction]:
@@ -369,6 +389,7 @@ class WorkerVersions:
             self._revoked[key] = epoch
             self._snapshots.revoke(key)
             self._labels = {label: named for label, named in self._labels.items() if named != key}
+            self._beside = tuple(each for each in self._beside if each != key)
             if self.serving == key:
                 self.serving = None
                 actions.append(SendControl(RefitFailed(key.version, key.digest, None, "revoked")))
@@ -452,17 +473,27 @@ class WorkerVersions:
             return []
         self._refitting, self._refit_path = target, path
         self._learn_label(target)
-        return [RefitEngines(target.version, target.digest, path, self.staleness_max)]
+        most = max(1, min(self._to_hold.most, WORKER_HELD_MAX))
+        kept = [each for each in self._to_hold.versions if each in self.held and each != target]
+        labels = tuple(version_label(*each) for each in kept[: most - 1])
+        return [RefitEngines(target.version, target.digest, path, self.staleness_max, labels, most)]
+
+    def _still_held(
+        self, labels: Collection[str], newest: VersionKey | None
+    ) -> tuple[VersionKey, ...]:
+        """The versions with these labels that were held before, except `newest`.
+
+        Others that an engine names were never confirmed: their weights may be those that failed the memory check (I3).
+        """
+        named = {self._labels.get(label) for label in labels}
+        return tuple(key for key in self.held if key in named and key != newest)
 
     def _learn_label(self, key: VersionKey) -> None:
         label = version_label(key.version, key.digest)
         self._labels.pop(label, None)
         self._labels[label] = key
-        # The served version keeps its label, however old it is.
-        while len(self._labels) > LABELS_MAX:
-            del self._labels[
-                next(each for each, old in self._labels.items() if old != self.serving)
-            ]
+        # Held versions keep their labels, however old they are.
+        keep_newest(self._labels, LABELS_MAX, [version_label(*each) for each in self.held])
 
     def _next_apply(self) -> list[VersionAction]:
         """Apply the most wanted form, once nothing else is applied and no refit reads the slot."""
@@ -544,7 +575,8 @@ class WorkerVersions:
         assert self._applying in self._forms or self._applying is None or self._cancelling
         assert not self._snapshots.published.keys() & self._revoked.keys()
         assert not set(self._labels.values()) & self._revoked.keys()
-        assert self.serving is None or self.serving in self._labels.values()
+        assert {*self.held} <= {*self._labels.values()}
+        assert len(self.held) == len({*self.held})
         assert self._engines or (self._applying, self._refitting, self.serving) == (
             None,
             None,

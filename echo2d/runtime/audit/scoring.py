@@ -1,4 +1,4 @@
-"""Scores the answers of an order with the version that the engine already serves."""
+"""Scores the answers of an order with a version that the engine holds."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from echo2d.engines.base import ScoringEngine
 async def score_order(
     engine: ScoringEngine, order: ScoreAnswers, *, loading_s: float = 0.0
 ) -> AnswersScored:
-    """Score an order. EngineFault: the engine serves another version, or an answer is malformed."""
+    """Score an order. EngineFault: the engine does not hold the version, or an answer is malformed."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     found = await engine.score(

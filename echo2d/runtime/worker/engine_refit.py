@@ -7,7 +7,8 @@ because it may have been written long ago, and disks decay (I3).
 Engines are refitted one after the other: the others keep generating, and host memory has one copy
 of the weights at a time. If an engine fails, the refit stops there. The worker then serves the
 version that all engines hold, or nothing if they differ (I3).
-An adapter is loaded together with the base model that it names, verified by `lora_base.py`.
+An adapter is loaded together with the base model that it names, verified by `lora_base.py`. Engines may go on holding
+adapters of earlier versions; a version counts as held only if every engine holds it.
 """
 
 import asyncio
@@ -90,7 +91,12 @@ class EngineRefits:
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
             return EngineRefitFailed(
-                order.version, order.digest, str(fault), label, damaged=damaged
+                order.version,
+                order.digest,
+                str(fault),
+                label,
+                damaged=damaged,
+                held=self._held(),
             )
 
     async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
@@ -98,7 +104,12 @@ class EngineRefits:
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         base = await asyncio.to_thread(self._base.of, snapshot)
         if base is not None:
-            base = replace(base, staleness_max=order.staleness_max)
+            base = replace(
+                base,
+                staleness_max=order.staleness_max,
+                kept=frozenset(order.kept),
+                held_max=order.most,
+            )
         files = await asyncio.to_thread(
             read_text_files, snapshot if base is None else base.directory
         )
@@ -121,8 +132,19 @@ class EngineRefits:
         known_s = [each for each in recomputes_s if each is not None]
         recompute_s = max(known_s, default=0.0) if len(known_s) == len(recomputes_s) else None
         return EngineRefitted(
-            order.version, order.digest, pause_s, _all(memory_ok), tokens, recompute_s
+            order.version,
+            order.digest,
+            pause_s,
+            _all(memory_ok),
+            tokens,
+            recompute_s,
+            self._held(),
         )
+
+    def _held(self) -> tuple[str, ...]:
+        """The labels that every engine holds."""
+        first, *others = (frozenset(engine.held) for engine in self._engines)
+        return tuple(sorted(first.intersection(*others)))
 
 
 def _all(checks: Sequence[bool | None]) -> bool | None:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from echo2d.core.base.ids import LeaseId, lease_name
+from echo2d.core.base.ids import LeaseId, lease_name, version_label
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
@@ -212,4 +212,5 @@ def _request(lease: LeaseGranted, index: int | None = None) -> GenerateRequest:
         rng_seeds=seeds or None,
         written=lease.earlier + lease.written,
         columns=lease.columns,
+        label=None if lease.version is None else version_label(*lease.version),
     )

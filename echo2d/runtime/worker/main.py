@@ -377,7 +377,7 @@ class Worker:
         self._peer.put(done)
 
     async def _score(self, order: ScoreAnswers) -> None:
-        """Score answers with the version that is served, on any engine that can."""
+        """Score answers with a version that is held, on any engine that can."""
         engine = self._scoring_engine()
         if engine is None:
             self._control.send(ScoringFailed(order.order, "no engine here can score answers"))

@@ -33,7 +33,13 @@ from echo2d.core.worker.events import (
     SendControl,
     StartGeneration,
 )
-from echo2d.core.worker.leases import ENGINE_STALL_S, RESULTS_MAX, WORKER_LEASES_MAX, WorkerLeases
+from echo2d.core.worker.leases import (
+    CONFIRMED_MAX,
+    ENGINE_STALL_S,
+    RESULTS_MAX,
+    WORKER_LEASES_MAX,
+    WorkerLeases,
+)
 from tests.support.column_engine import columns_of
 from tests.support.worker import a_lease
 
@@ -436,3 +442,65 @@ def test_wide_columns_are_reported_in_several_messages(leases: WorkerLeases) -> 
     found = sent(leases.report(now=PROGRESS_S), LeaseProgress)
     assert len(found) == 2
     assert all(len(TO_COORDINATOR.encode(each)) < MESSAGE_BYTES_MAX for each in found)
+
+
+def a_named_lease(number: int = 1) -> LeaseGranted:
+    """A lease of one sample, all of whose tokens version 1 writes."""
+    return replace(a_lease(number, samples=(0,), oldest=1), version=V1)
+
+
+def test_a_lease_that_names_a_version_is_taken_by_a_worker_that_holds_it(
+    leases: WorkerLeases,
+) -> None:
+    leases.confirmed(V2, (V2, V1), now=0.0)
+    grant = a_named_lease()
+    assert leases.granted(grant, V2, (V2, V1), now=0.0) == [StartGeneration(grant)]
+    [result] = sent(leases.progressed(output(2, finish="stop"), LABELS, now=1.0), SampleFinished)
+    assert isinstance(result, SampleFinished)
+    assert [span.key for span in result.spans] == [V1]
+    for held in ((), (V2,)):
+        [refused] = sent(leases.granted(a_named_lease(2), V2, held, now=0.0), LeaseFailed)
+        assert refused == LeaseFailed(LeaseId(2), 1, "it does not hold version 1")
+
+
+def test_a_named_version_must_be_one_that_the_lease_allows(leases: WorkerLeases) -> None:
+    grant = replace(a_named_lease(), oldest=Version(2))
+    assert sent(leases.granted(grant, V2, (V2, V1), now=0.0), LeaseFailed)
+
+
+def test_tokens_of_another_version_than_the_named_one_fail_the_lease(leases: WorkerLeases) -> None:
+    leases.confirmed(V2, (V2, V1), now=0.0)
+    leases.granted(a_named_lease(), V2, (V2, V1), now=0.0)
+    leases.progressed(output(1), LABELS, now=0.0)
+    [failed] = sent(
+        leases.progressed(output(1, start=1, label="2-b"), LABELS, now=0.0), LeaseFailed
+    )
+    assert isinstance(failed, LeaseFailed)
+    assert failed.reason == "the engine reported tokens of version 2; another one alone may write"
+
+
+def test_a_lease_names_its_version_also_while_newer_ones_are_loaded(leases: WorkerLeases) -> None:
+    """However many newer versions were served: what is held stays confirmed."""
+    leases.granted(a_named_lease(), V1, (V1,), now=0.0)
+    leases.granted(a_lease(2, samples=(0,)), V1, (V1,), now=0.0)
+    for number in range(2, CONFIRMED_MAX + 3):
+        newer = VersionKey(Version(number), Digest(bytes([number]) * 32))
+        leases.confirmed(newer, (newer, V1), now=0.0)
+        leases.check()
+    assert V1 in leases.served()
+    [result] = sent(leases.progressed(output(2, finish="stop"), LABELS, now=1.0), SampleFinished)
+    assert isinstance(result, SampleFinished)
+
+
+def test_a_hello_names_the_version_of_a_named_lease_and_no_newer_ones(leases: WorkerLeases) -> None:
+    leases.confirmed(V2, (V2, V1), now=0.0)
+    leases.granted(a_named_lease(), V2, (V2, V1), now=0.0)
+    assert leases.served() == (V1,)
+
+
+def test_a_lease_that_names_a_revoked_version_is_given_back(leases: WorkerLeases) -> None:
+    leases.confirmed(V2, (V2, V1), now=0.0)
+    leases.granted(a_named_lease(), V2, (V2, V1), now=0.0)
+    leases.granted(a_lease(2, samples=(0,)), V2, (V2, V1), now=0.0)
+    [failed] = sent(leases.revoked([V1], now=0.0), LeaseFailed)
+    assert failed == LeaseFailed(LeaseId(1), 1, "its version was revoked")

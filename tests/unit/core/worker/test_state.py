@@ -86,6 +86,7 @@ from tests.support.worker import (
     a_root,
     a_snapshot,
     an_order,
+    hold,
 )
 
 ME, PARENT = PeerId("b" * 32), PeerId("a" * 32)
@@ -246,6 +247,40 @@ def test_a_lease_for_one_version_fails_at_the_first_token_of_another(machine: Ma
     assert "0 alone may write" in failed.reason
 
 
+def test_a_lease_goes_on_under_its_held_version_while_newer_ones_are_loaded(
+    machine: Machine,
+) -> None:
+    machine.on(CoordinatorSaid(hold(2, 0)))
+    machine.serve(0)
+    named = replace(LEASE, version=a_key(0))
+    machine.on(CoordinatorSaid(named))
+    root = a_root(1)
+    [refit] = [
+        action
+        for action in machine.on(RootVerified(root), a_snapshot(root))
+        if isinstance(action, RefitEngines)
+    ]
+    assert refit == an_order(1, kept=(0,), most=2)
+    [done] = machine.said(a_refit(1, held=(0, 1)))
+    assert isinstance(done, RefitDone)
+    assert done.held == (a_key(1), a_key(0))
+    hello = machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=())
+    assert (hello.serving, hello.held, hello.served) == (a_key(1), done.held, (a_key(0),))
+    machine.on(ControlDown(), ControlUp(replace(WELCOME, keep=(KEY,))))
+    # Another lease of the held version, and one of the served version.
+    for number in (2, 3):
+        lease = replace(named, lease=LeaseId(number), version=a_key(number - 2))
+        assert machine.on(CoordinatorSaid(lease)) == [StartGeneration(lease)]
+    [result] = machine.said(a_token(finish=True))
+    assert isinstance(result, SampleFinished)
+    assert [span.key for span in result.spans] == [a_key(0)]
+    # When nothing is served, nothing is held.
+    lost = machine.said(EngineLost("out of memory"))
+    assert [type(each) for each in lost] == [RefitFailed, LeaseFailed, LeaseFailed]
+    [refused] = machine.said(CoordinatorSaid(replace(named, lease=LeaseId(4))))
+    assert refused == LeaseFailed(LeaseId(4), 1, "no version is served")
+
+
 def test_exclusive_engines_keep_writing_for_a_lease_for_one_version(machine: Machine) -> None:
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
@@ -291,7 +326,8 @@ def test_a_version_served_after_the_hello_is_reported_with_the_welcome() -> None
         is None
     )
     machine.serve(0)
-    assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True, 0.0, 300, 1.5)]
+    refitted = RefitDone(*_of(0), 0.25, True, 0.0, 300, 1.5, (a_key(0),))
+    assert machine.said(ControlUp(WELCOME)) == [refitted]
     machine.on(ControlDown())
     assert machine.state.hello(
         kind="worker", name="box", boot_id="b", listen=None, forms=()

@@ -26,10 +26,12 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 from echo2d.core.worker.versions import (
+    LABELS_MAX,
     REFIT_RETRY_S,
     REFIT_RETRY_S_MAX,
     REFIT_TRIES_MAX,
     WORKER_FORMS_MAX,
+    WORKER_HELD_MAX,
     UnderWay,
     WorkerVersions,
 )
@@ -42,6 +44,7 @@ from tests.support.worker import (
     a_root,
     a_snapshot,
     an_order,
+    hold,
 )
 
 
@@ -97,7 +100,7 @@ def test_a_version_is_indexed_applied_verified_and_served(versions: WorkerVersio
     verified = SendControl(VersionVerified(root.form, *_parts(a_key(0))))
     assert versions.ready(a_snapshot(root), now=0.0) == [verified, an_order(0)]
     assert versions.refitted(a_refit(0), now=1.0) == [
-        SendControl(RefitDone(*_parts(a_key(0)), 0.25, True, 0.0, 300, 1.5))
+        SendControl(RefitDone(*_parts(a_key(0)), 0.25, True, 0.0, 300, 1.5, (a_key(0),)))
     ]
     assert (versions.serving, versions.holding()) == (a_key(0), (a_key(0),))
     assert versions.labels == {version_label(*_parts(a_key(0))): a_key(0)}
@@ -443,3 +446,95 @@ def test_a_version_whose_engine_died_is_loaded_again(versions: WorkerVersions) -
     assert versions.engine_lost("while it is loaded", now=16.0) == [], (
         "the refit under way will tell"
     )
+
+
+def serve_beside(versions: WorkerVersions, version: int, *held: int) -> list[VersionAction]:
+    """The engines load this version and say that they hold these."""
+    arrive(versions, version)
+    return versions.refitted(a_refit(version, held=(version, *held)), now=0.0)
+
+
+def test_engines_hold_the_versions_that_they_are_told_to_hold(versions: WorkerVersions) -> None:
+    versions.hold(hold(3))
+    serve_beside(versions, 0)
+    versions.hold(hold(3, 0))
+    assert an_order(1, kept=(0,), most=3) in arrive(versions, 1)
+    [done] = said(versions.refitted(a_refit(1, held=(1, 0)), now=0.0), RefitDone)
+    assert isinstance(done, RefitDone)
+    assert done.held == versions.held == (a_key(1), a_key(0))
+    versions.hold(hold(3, 0, 1))
+    assert an_order(2, kept=(0, 1), most=3) in arrive(versions, 2)
+    versions.refitted(a_refit(2, held=(0, 1, 2)), now=0.0)
+    assert versions.held == (a_key(2), a_key(1), a_key(0))
+    versions.hold(hold(3, 1))
+    assert an_order(3, kept=(1,), most=3) in arrive(versions, 3)
+
+
+def test_a_version_that_an_engine_has_dropped_is_held_no_more(versions: WorkerVersions) -> None:
+    versions.hold(hold(3, 0))
+    serve_beside(versions, 0)
+    serve_beside(versions, 1)  # the base model was loaded again
+    assert versions.held == (a_key(1),)
+    assert an_order(2, most=3) in arrive(versions, 2)
+
+
+def test_the_first_of_the_versions_are_held_if_there_is_no_room_for_all(
+    versions: WorkerVersions,
+) -> None:
+    versions.hold(hold(WORKER_HELD_MAX, 0, 1, 2))
+    serve_beside(versions, 0)
+    serve_beside(versions, 1, 0)
+    versions.hold(hold(2, 1, 0))
+    assert an_order(2, kept=(1,), most=2) in arrive(versions, 2)
+    versions.refitted(a_refit(2, held=(2, 1)), now=0.0)
+    versions.hold(hold(0, 1))
+    assert an_order(3, most=1) in arrive(versions, 3)
+    versions.refitted(a_refit(3, held=(3,)), now=0.0)
+    versions.hold(hold(1 << 40))
+    assert an_order(4, most=WORKER_HELD_MAX) in arrive(versions, 4)
+
+
+def test_weights_that_failed_the_memory_check_are_not_held(versions: WorkerVersions) -> None:
+    versions.hold(hold(3, 0, 1))
+    serve_beside(versions, 0)
+    arrive(versions, 1)
+    versions.refitted(a_refit(1, memory_ok=False), now=0.0)
+    assert versions.held == ()
+    assert an_order(2, most=3) in arrive(versions, 2)
+    versions.refitted(a_refit(2, held=(0, 1, 2)), now=0.0)
+    assert versions.held == (a_key(2),)
+
+
+def test_a_refit_that_changes_nothing_leaves_what_is_held(versions: WorkerVersions) -> None:
+    versions.hold(hold(3, 0))
+    serve_beside(versions, 0)
+    serve_beside(versions, 1, 0)
+    arrive(versions, 2)
+    old = version_label(*a_key(1))
+    [report] = said(versions.refit_failed(a_refit_failure(2, old, (0, 1, 2)), now=0.0), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert report.held == versions.held == (a_key(1), a_key(0))
+    [report] = said(versions.engine_lost("out of memory", now=0.0), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert report.held == versions.held == ()
+
+
+def test_a_revoked_version_is_not_held(versions: WorkerVersions) -> None:
+    versions.hold(hold(3, 0))
+    serve_beside(versions, 0)
+    serve_beside(versions, 1, 0)
+    assert not said(versions.revoked(Epoch(2), [a_key(0)], now=0.0), RefitFailed)
+    assert versions.held == (a_key(1),)
+    assert an_order(2, most=3) in arrive(versions, 2)
+    versions.refitted(a_refit(2, held=(0, 1, 2)), now=0.0)
+    assert versions.held == (a_key(2), a_key(1))
+
+
+def test_a_held_version_keeps_its_label_whatever_is_served(versions: WorkerVersions) -> None:
+    versions.hold(hold(2, 0))
+    serve_beside(versions, 0)
+    for version in range(1, LABELS_MAX + 3):
+        serve_beside(versions, version, 0)
+        versions.check()
+    assert versions.labels[version_label(*a_key(0))] == a_key(0)
+    assert version_label(*a_key(1)) not in versions.labels

@@ -2,7 +2,8 @@
 
 Beyond `check()`: one apply and one refit at a time; nothing is generated while nothing is served; no message is sent
 while the control link is down; a result names only versions whose RefitDone was produced before, and none that is
-revoked. A refit is of the version that its slot really holds.
+revoked. A refit is of the version that its slot really holds. No report says that engines hold a version that they do
+not hold, and a lease that names a version has tokens of this version alone.
 """
 
 from dataclasses import replace
@@ -26,6 +27,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseCancelled,
     PlanEdges,
     RefitDone,
+    RefitFailed,
     SampleAnswered,
     SampleFinished,
     VersionKey,
@@ -57,7 +59,7 @@ from echo2d.core.worker.events import (
     StartGeneration,
 )
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
-from tests.support.worker import RUN, a_key, a_lease, a_root
+from tests.support.worker import RUN, a_key, a_lease, a_root, hold
 
 ME = PeerId("b" * 32)
 SLOTS, SAMPLES, TOKENS = 3, 2, 4
@@ -84,6 +86,8 @@ class WorkerMachine(RuleBasedStateMachine):
         self.cancelling = False
         self.refitting: RefitEngines | None = None
         self.label: str | None = None  # what the engine has loaded
+        self.held: set[str] = set()  # and what it holds
+        self.named: dict[HeldLease, VersionKey] = {}  # the version that alone writes a lease
         self.done: set[VersionKey] = set()
         self.revoked: dict[VersionKey, int] = {}  # publishes of earlier epochs are void
         self.generating: dict[
@@ -114,6 +118,8 @@ class WorkerMachine(RuleBasedStateMachine):
             case StartGeneration(lease):
                 held = HeldLease(lease.lease, lease.attempt)
                 assert held not in self.generating
+                if lease.version is not None:
+                    self.named[held] = lease.version
                 self.generating[held] = dict.fromkeys(lease.samples, 0)
             case AbortGeneration(lease, attempt):
                 self.generating.pop(HeldLease(lease, attempt), None)
@@ -128,13 +134,25 @@ class WorkerMachine(RuleBasedStateMachine):
         match message:
             case RefitDone(version, digest):
                 self.done.add(VersionKey(version, digest))
+                self.hear_of(message.held)
+                assert message.held[0] == VersionKey(version, digest)
+            case RefitFailed():
+                self.hear_of(message.held)
+                assert message.held[:1] == (() if message.serving is None else (message.serving,))
             case SampleFinished():
                 named = {VersionKey(span.version, span.digest) for span in message.spans}
                 assert named <= self.done
                 assert not named & self.revoked.keys()
+                held = HeldLease(message.lease, message.attempt)
+                assert held not in self.named or named == {self.named[held]}
                 self.unanswered[HeldLease(message.lease, message.attempt), message.sample] = message
             case _:
                 pass
+
+    def hear_of(self, held: tuple[VersionKey, ...]) -> None:
+        assert {version_label(*key) for key in held} <= self.held or not self.up
+        assert not set(held) & self.revoked.keys()
+        assert set(held) <= self.done
 
     # --- the coordinator
 
@@ -142,8 +160,9 @@ class WorkerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.up)
     def connect(self) -> None:
         hello = self.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=())
-        if hello.serving is not None:
-            self.done.add(hello.serving)
+        self.done |= {*hello.held}
+        if self.refitting is None:
+            self.hear_of(hello.held)
         self.up = True
         kept = tuple(key for key in hello.leases if key.lease % 2)
         self.generating = {
@@ -207,6 +226,18 @@ class WorkerMachine(RuleBasedStateMachine):
         lease = a_lease(self.leases, samples=range(SAMPLES), oldest=oldest, tokens=TOKENS)
         self.on(CoordinatorSaid(lease))
 
+    @rule(most=st.integers(1, 3), versions=st.lists(VERSIONS, unique=True))
+    @precondition(lambda self: self.up)
+    def hold(self, most: int, versions: list[int]) -> None:
+        self.on(CoordinatorSaid(hold(most, *versions)))
+
+    @rule(version=VERSIONS)
+    @precondition(lambda self: self.up)
+    def grant_by_name(self, version: int) -> None:
+        self.leases += 1
+        lease = a_lease(self.leases, samples=range(SAMPLES), oldest=version, tokens=TOKENS)
+        self.on(CoordinatorSaid(replace(lease, version=a_key(version))))
+
     @rule(data=st.data())
     @precondition(lambda self: self.up and self.generating)
     def cancel(self, data: st.DataObject) -> None:
@@ -244,11 +275,16 @@ class WorkerMachine(RuleBasedStateMachine):
         assert self.refitting is not None
         order, self.refitting = self.refitting, None
         if outcome in ("done", "memory"):
-            self.label = version_label(order.version, order.digest)
-            self.on(EngineRefitted(order.version, order.digest, 0.1, outcome == "done"))
+            self.load(order)
+            self.on(
+                EngineRefitted(
+                    order.version, order.digest, 0.1, outcome == "done", held=tuple(self.held)
+                )
+            )
         else:
             damaged = outcome == "damaged"
             self.label = self.label if damaged or outcome == "kept" else None
+            self.held = set() if self.label is None else self.held
             self.on(
                 EngineRefitFailed(
                     order.version,
@@ -256,20 +292,26 @@ class WorkerMachine(RuleBasedStateMachine):
                     "engine died",
                     self.label,
                     damaged=damaged,
+                    held=tuple(self.held),
                 )
             )
+
+    def load(self, order: RefitEngines) -> None:
+        assert len(order.kept) < order.most
+        self.label = version_label(order.version, order.digest)
+        self.held = {self.label, *(label for label in order.kept if label in self.held)}
 
     @rule()
     @precondition(lambda self: self.label is not None)
     def an_engine_dies(self) -> None:
-        self.label = None
+        self.label, self.held = None, set()
         self.on(EngineLost("it died"))
 
     @rule()
     @precondition(lambda self: self.refitting is not None)
     def swap_before_the_refit_is_reported(self) -> None:
         assert self.refitting is not None
-        self.label = version_label(self.refitting.version, self.refitting.digest)
+        self.load(self.refitting)
 
     @rule(data=st.data())
     @precondition(lambda self: self.generating and self.label is not None)
@@ -280,12 +322,18 @@ class WorkerMachine(RuleBasedStateMachine):
         sample = data.draw(st.sampled_from(sorted(samples)))
         at = samples[sample]
         finish = at + 1 == TOKENS
+        named = self.named.get(key)
+        label = self.label if named is None else version_label(*named)
+        if label not in self.held:
+            del self.generating[key]
+            self.on(GenerationFailed(key.lease, key.attempt, f"version {label} is not held"))
+            return
         samples[sample] += 1
         if finish:
             del samples[sample]
         if not samples:
             del self.generating[key]
-        span = LabelSpan(at, at + 1, self.label)
+        span = LabelSpan(at, at + 1, label)
         self.on(
             SampleProgressed(
                 key.lease, key.attempt, sample, (7,), (-1.0,), (span,), "length" if finish else None
@@ -306,9 +354,11 @@ class WorkerMachine(RuleBasedStateMachine):
 
     # --- everything going well, so that runs get far
 
-    @rule(version=VERSIONS)
+    @rule(version=VERSIONS, keep=st.booleans())
     @precondition(lambda self: self.up)
-    def serve(self, version: int) -> None:
+    def serve(self, version: int, *, keep: bool = False) -> None:
+        if keep:
+            self.hold(4, [0, 1, 2, 3])
         self.announce(version, whole=True, again=False)
         root = list(self.roots.values())[-1]
         self.plans += 1
