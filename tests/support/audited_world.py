@@ -36,7 +36,8 @@ class AuditedWorld(World):
 
     told: the results of audits. mixes: workers that refit in place: each of their answers begins under the version
     before, and the auditor measures MIXED_K for the rest. episodes: the task is an environment. calls: the gateway is
-    on, and the run itself needs one slot. scored: the answers that the auditor was ordered to score.
+    on, and the run itself needs one slot. versions_held: if workers hold several versions, there are no tasks. scored:
+    the answers that the auditor was ordered to score.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class AuditedWorld(World):
         quantized: bool = False,
         episodes: bool = False,
         calls: bool = False,
+        versions_held: int = 1,
         **changes: Any,
     ) -> None:
         self.scored: list[AnswerToScore] = []
@@ -67,6 +69,8 @@ class AuditedWorld(World):
             plenty |= {"tasks": tasks, "trajectories_per_step": 2, "staleness_max": 0}
         if calls:
             plenty |= {"gateway": GatewayRules(1.0, WAIT_S), **IDLE}
+        if versions_held > 1:
+            plenty |= {"versions_held": versions_held, "tinker": ("model",), "tasks": ()}
         super().__init__(rules(audit=audit, quantized_workers=quantized, **plenty))
 
     def _boot(self) -> Any:

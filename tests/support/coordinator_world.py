@@ -240,6 +240,7 @@ class World(MemoryRun):
 
     def _receive(self, peer: FakePeer, message: ToPeer) -> None:
         if isinstance(message, LeaseGranted):
+            assert message.version is None or message.version in peer.versions
             self.groups[HeldLease(message.lease, message.attempt)] = message.group
         if isinstance(message, SampleAnswered) and message.accepted:
             key = HeldLease(message.lease, message.attempt)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from echo2d.core.base.ids import Version
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
 from echo2d.core.protocol.sampling import Sampling
 from echo2d.core.protocol.trajectory import pack_tokens
@@ -47,3 +48,29 @@ def of_calls(peer: FakePeer) -> list[LeaseGranted]:
 
 def key_of(lease: LeaseGranted) -> HeldLease:
     return HeldLease(lease.lease, lease.attempt)
+
+
+def held_world(*slots: int, most: int = 3, **changes: Any) -> tuple[World, list[FakePeer]]:
+    """Workers that serve version 0 and may hold `most` versions; there are no tasks, only calls."""
+    return gateway_world(*slots, versions_held=most, tinker=("model",), tasks=(), **changes)
+
+
+def hold(world: World, *versions: int) -> list[CoordinatorAction]:
+    """Tell the workers to hold these versions. Returns what was sent."""
+    actions: list[CoordinatorAction] = [*world.state._parts.holding.hold([*map(Version, versions)])]
+    for action in actions:
+        world._perform(action)
+    return actions
+
+
+def publish(world: World, version: int, *workers: FakePeer) -> None:
+    """Publish this version; these workers load it."""
+    world.publish(version)
+    world.drain()
+    for worker in workers:
+        world.refit(worker)
+
+
+def exactly(number: int, version: int, **changes: Any) -> CallAsked:
+    """A call all of whose tokens this version writes."""
+    return call(number, min_version=Version(version), max_version=Version(version), **changes)

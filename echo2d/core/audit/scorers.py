@@ -5,7 +5,7 @@
         +--the scorer fails, is late or gone--+--tried too often, or the version has no copy--> lost
 
 A scorer is the run's own auditor, which loads any version that has a copy on the learner host, or a
-trusted worker whose engine can score what it serves. An order holds as many tokens as the scorer
+trusted worker whose engine can score what it holds. An order holds as many tokens as the scorer
 scores in ORDER_S, by its measured speed.
 Not here: which answers wait (`audits`) and their order (`scoring_queue`).
 """
@@ -163,12 +163,12 @@ class Scorers:
         sends = []
         newest = self._newest
         copies = {key_of(record): record.path for record in self._versions.copies()}
-        served = {peer.engine.serving for peer in idle}
-        for key in [key for key in self._queue.versions() if key not in {*copies, *served}]:
+        held = {key for peer in idle for key in peer.engine.held}
+        for key in [key for key in self._queue.versions() if key not in {*copies, *held}]:
             self._lose(self._queue.lose(key))
         for peer in idle:
             parts = self._queue.take(
-                copies if peer.kind == "auditor" else {peer.engine.serving},
+                copies if peer.kind == "auditor" else peer.engine.held,
                 loaded=self._loaded.get(peer.peer, peer.engine.serving),
                 newest=newest,
                 tokens_max=int(ORDER_S / self._token_s.get(peer.peer, TOKEN_S)),
@@ -187,10 +187,11 @@ class Scorers:
 
     def _needed(self) -> set[str]:
         """The paths of the snapshot copies that auditors need or may need: workers may still write
-        answers with any version within the staleness bound.
+        answers with any version within the staleness bound, and with those that they hold.
         """
         window = self._versions.copies()[: min(COPIES_MAX, self._rules.staleness_max + 2)]
-        keys = {*self._queue.versions(), *(o.parts[0].key for o in self._orders.values())}
+        scored = (order.parts[0].key for order in self._orders.values())
+        keys = {*self._queue.versions(), *scored, *self._versions.held}
         records = (self._versions.live(key) for key in keys)
         return {record.path for record in (*records, *window) if record is not None}
 

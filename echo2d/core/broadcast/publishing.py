@@ -183,6 +183,12 @@ class Publishing:
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
+    def spreads(self, key: VersionKey) -> bool:
+        """Whether this version is on its way to workers, or will be."""
+        spreading = None if self.spreading is None else self.spreading.record
+        records = (spreading, self._waiting)
+        return any(record is not None and key_of(record) == key for record in records)
+
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines have begun to serve `peer.engine.serving`."""
         record = self._versions.live(peer.engine.serving)

@@ -65,12 +65,18 @@ class Membership:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
-        self, run_id: str, heartbeat_s: float, *, p2p: bool = True, quantized: bool = False
+        self,
+        run_id: str,
+        heartbeat_s: float,
+        *,
+        p2p: bool = True,
+        quantized: bool = False,
+        versions_held: int = 1,
     ) -> None:
         """p2p: whether peers pass versions on; if not, only the seed sends. quantized: whether
-        workers may compute with quantized weights.
+        workers may compute with quantized weights. versions_held: engines hold at most this many.
         """
-        self._p2p, self._quantized = p2p, quantized
+        self._p2p, self._quantized, self._versions_held = p2p, quantized, versions_held
         self._run_id = run_id
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
         self._peers: dict[PeerId, Peer] = {}
@@ -168,7 +174,8 @@ class Membership:
 
     def left(self, peer: Peer) -> list[ClusterAction]:
         """The peer said goodbye, or is given up."""
-        peer.state, peer.engine.serving, peer.engine.running = "gone", None, 0
+        peer.state, peer.engine.running = "gone", 0
+        peer.engine.serves(None)
         # If it comes back, it says what it has served and holds.
         peer.engine.acknowledged.clear()
         peer.engine.forms = frozenset()
@@ -263,7 +270,7 @@ class Membership:
         peer.reach.quarantined = event.peer in self._quarantine
         # The peer may have been forgotten while it was quarantined.
         peer.service.misreports = peer.service.misreports or int(event.peer in self._misreports)
-        _take_hello(peer, event.hello, p2p=self._p2p)
+        _take_hello(peer, event.hello, p2p=self._p2p, versions_held=self._versions_held)
         peer.trusted, peer.service.cordoned, peer.token = event.trusted, event.cordoned, event.token
         peer.service.draining = peer.service.draining and peer.service.cordoned
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
@@ -308,6 +315,8 @@ class Membership:
             assert len(peer.name) <= PEER_NAME_CHARS_MAX
             assert len(peer.engine.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.engine.serving) == (None, None)
+            assert len(peer.engine.held) <= self._versions_held
+            assert peer.engine.held <= peer.engine.acknowledged.keys()
             assert peer.state != "gone" or not peer.engine.acknowledged
             assert not peer.reach.reachable or peer.reach.listen is not None
             assert peer.service.cordoned or not peer.service.draining
@@ -324,7 +333,7 @@ def _refuse(
     return [Send(session, Refused(reason, detail, final)), CloseSession(session)]
 
 
-def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
+def _take_hello(peer: Peer, hello: Hello, *, p2p: bool, versions_held: int) -> None:
     if peer.boot_id != hello.boot_id:
         peer.engine.acknowledged.clear()
         (
@@ -352,6 +361,8 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.engine.forms = frozenset(hello.forms[:FORMS_MAX])
     peer.engine.stands = hello.holding[-1] if hello.holding else None
-    for key in hello.served[:ACKNOWLEDGED_MAX]:
+    named = [key for key in hello.held[:versions_held] if key != hello.serving]
+    held = named[: versions_held - 1]
+    for key in (*hello.served[:ACKNOWLEDGED_MAX], *held):
         peer.engine.serves(key)
-    peer.engine.serves(hello.serving)
+    peer.engine.serves(hello.serving, held)

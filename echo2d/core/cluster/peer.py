@@ -2,12 +2,13 @@
 
 part       what                                 written by
 (itself)   its identity and its session         `membership`, from hellos and silences
-engine     the versions that it serves          its refits and heartbeats
+engine     the versions that it serves, holds   its refits and heartbeats
 reach      addresses and uplinks                `reachability`, `topology/uplink_rates`, `quarantine`
 service    whether leases go to it              activation, the operator, the audit, and the ends of its leases
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +38,8 @@ class PeerEngine:
 
     # The version that the engines serve; None: no version.
     serving: VersionKey | None = None
+    # The versions that they hold beside it: leases may name them.
+    beside: frozenset[VersionKey] = frozenset()
     # The versions that the engines have served since the daemon started, in the order of arrival (a set).
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
@@ -61,19 +64,26 @@ class PeerEngine:
     # The bytes that new versions may take on the worker's disk, as its last heartbeat said.
     disk_free: int | None = None
 
-    def serves(self, key: VersionKey | None) -> None:
-        """The engines serve this version now; None: nothing."""
+    @property
+    def held(self) -> frozenset[VersionKey]:
+        """The versions that leases may name, the served one included."""
+        return frozenset() if self.serving is None else self.beside | {self.serving}
+
+    def serves(self, key: VersionKey | None, held: Iterable[VersionKey] = ()) -> None:
+        """The engines serve this version now, and hold these; None: they serve and hold nothing."""
         self.serving = key
+        self.beside = frozenset() if key is None else frozenset(held) - {key}
         if key is not None:
             self.acknowledged[key] = None
-            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
+            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX, self.held)
 
-    def refitted(self, done: RefitDone) -> None:
+    def refitted(self, done: RefitDone, held: Iterable[VersionKey] = ()) -> None:
+        """held: the versions of `done.held` that count."""
         # The time of a start is no refit pause.
         if self.serving is not None:
             self.refit_pause_s = done.pause_s
             self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
-        self.serves(VersionKey(done.version, done.digest))
+        self.serves(VersionKey(done.version, done.digest), held)
         self.memory_ok = done.memory_ok
 
 

@@ -84,6 +84,8 @@ class PublishedVersions:
         self._copies: dict[str, VersionPublished] = {}
         # Copies that an audit needs; they are kept, too.
         self.pinned: Collection[str] = ()
+        # The versions that workers are told to hold: they stay live, and audits need their copies.
+        self.held: tuple[VersionKey, ...] = ()
         # The versions with the best score, and those that are being evaluated; their copies are kept, too.
         self.scored: frozenset[VersionKey] = frozenset()
         self.publish_seq = publish_seq
@@ -111,6 +113,11 @@ class PublishedVersions:
         None: they were never published, are revoked, or were forgotten long ago.
         """
         return None if key is None else self._live.get(key)
+
+    def numbered(self, version: Version) -> VersionKey | None:
+        """The live version with this number. None: there is none."""
+        newest_first = reversed(self._live)
+        return next((key for key in newest_first if key.version == version), None)
 
     def judge(
         self, asked: PublishAsked, *, resume_step: int, committed: int
@@ -171,6 +178,7 @@ class PublishedVersions:
             del self._live[key]
             self.ended += 1
             self._given_up.discard(self._span(key.version))
+        self.held = tuple(key for key in self.held if key not in keys)
         self._results = {
             span: record for span, record in self._results.items() if key_of(record) not in keys
         }
@@ -268,10 +276,10 @@ class PublishedVersions:
         return version // self._keep_every if self._keep_every else 0
 
     def _forget(self) -> None:
-        """Forget the oldest versions beyond PUBLISHED_VERSIONS_MAX, except those that have a copy."""
+        """Forget the oldest versions beyond PUBLISHED_VERSIONS_MAX, except those that have a copy or are held."""
         old = list(islice(self._live.items(), max(0, len(self._live) - PUBLISHED_VERSIONS_MAX)))
         for key, record in old:
-            if record.path not in self._copies:
+            if record.path not in self._copies and key not in self.held:
                 del self._live[key]
                 self.ended += 1
 
@@ -294,6 +302,7 @@ class PublishedVersions:
         assert not sequence or sequence[-1] <= self.publish_seq
         assert all(key == key_of(record) for key, record in self._live.items())
         assert len({key.version for key in self._live}) == len(self._live)
-        assert len(self._live) <= PUBLISHED_VERSIONS_MAX + len(self._copies)
+        assert len(self._live) <= PUBLISHED_VERSIONS_MAX + len(self._copies) + len(self.held)
+        assert self._live.keys() >= {*self.held}
         assert all(record.path in self._copies for record in self._results.values())
         assert all(self._live.get(key_of(each)) is each for each in self._results.values())

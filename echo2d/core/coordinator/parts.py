@@ -6,6 +6,7 @@ from echo2d.core.audit.audits import Audits
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.earned import Earned
+from echo2d.core.cluster.holding import Holding
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.parts import RunParts
 from echo2d.core.cluster.reachability import Reachability
@@ -33,6 +34,7 @@ class CoordinatorParts(RunParts):
     """
 
     reachability: Reachability
+    holding: Holding
     staleness: Staleness
     scheduler: LeaseScheduler
     audits: Audits | None
@@ -69,7 +71,6 @@ def make_parts(
         audits=audits,
         is_held_out=evaluations.is_held_out,
     )
-    gateway = GatewayCalls(run, scheduler=scheduler, audits=audits)
     publishing = Publishing(
         run,
         plan_secret=plan_secret,
@@ -78,6 +79,7 @@ def make_parts(
         form=recovered.form,
         now=now,
     )
+    gateway = GatewayCalls(run, scheduler=scheduler, spreads=publishing.spreads, audits=audits)
     calls = LearnerCalls(
         run,
         recovered,
@@ -102,6 +104,7 @@ def make_parts(
         versions=run.versions,
         statistics=run.statistics,
         reachability=Reachability(run.members),
+        holding=Holding(run.members, run.versions, rules.versions_held),
         staleness=staleness,
         scheduler=scheduler,
         audits=audits,
@@ -125,6 +128,7 @@ def _run_parts(rules: RunRules, recovered: Recovered, now: float) -> RunParts:
             rules.heartbeat_s,
             p2p=rules.dissemination.p2p,
             quantized=rules.quantized_workers,
+            versions_held=rules.versions_held,
         ),
         PublishedVersions(
             recovered.published,

@@ -140,6 +140,7 @@ class CoordinatorState:
         self._rules = rules
         self._statistics, self._members = parts.statistics, parts.members
         self._reachability, self._versions = parts.reachability, parts.versions
+        self._holding = parts.holding
         self._staleness, self._scheduler = parts.staleness, parts.scheduler
         self._audits, self._evaluations = parts.audits, parts.evaluations
         self._groups, self._gateway = parts.groups, parts.gateway
@@ -327,6 +328,7 @@ class CoordinatorState:
 
     def _revoked(self, now: float) -> Sequence[CoordinatorAction]:
         """Versions may just have been revoked."""
+        self._holding.revoked()
         return [*self._evaluations.revoked(), *self._gateway.revoked(now=now)]
 
     def _connected(self, event: PeerConnected, now: float) -> Sequence[CoordinatorAction]:
@@ -357,7 +359,7 @@ class CoordinatorState:
             self._rules.staleness_max,
         )
         # At most eight versions of a hello are checked; a worker has only two snapshot slots.
-        claimed = [hello.serving, *hello.holding[:8]]
+        claimed = [hello.serving, *hello.holding[:8], *peer.engine.held]
         revocations = self._revoke_unpublished(peer, claimed, now)
         publishing_actions = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dial_back = self._reachability.joined(peer, now=now)
@@ -366,7 +368,9 @@ class CoordinatorState:
             *actions,
             *verdicts,
             Send(event.session, welcome),
+            *self._holding.joined(peer),
             *lease_actions,
+            *self._held_changed(now),
             *revocations,
             *publishing_actions,
             *dial_back,
@@ -454,12 +458,8 @@ class CoordinatorState:
                 return self._publishing.apply_failed(peer, message, now=now)
             case RefitDone():
                 return self._refitted(peer, message, now)
-            case RefitFailed(version, _, serving, reason):
-                peer.engine.serving = serving if serving in peer.engine.acknowledged else None
-                self._activation_loop.changed()
-                return [
-                    self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")
-                ]
+            case RefitFailed():
+                return self._refit_failed(peer, message, now)
             case LeaseProgress():
                 return self._scheduler.progressed(peer, message, now=now)
             case SampleFinished():
@@ -508,7 +508,8 @@ class CoordinatorState:
                 f"found {message.recomputed_tokens}"
             )
         before = peer.engine.serving
-        peer.engine.refitted(message)
+        key = VersionKey(message.version, message.digest)
+        peer.engine.refitted(message, self._holding.beside(peer, key, message.held))
         if revocations := self._revoke_unpublished(peer, [peer.engine.serving], now):
             note = self._statistics.fault(
                 "refit", f"{peer.name}: version {message.version} is not published"
@@ -529,6 +530,19 @@ class CoordinatorState:
         self._publishing.served(peer, now=now)
         return self._gateway.refitted(now=now)
 
+    def _refit_failed(
+        self, peer: Peer, message: RefitFailed, now: float
+    ) -> Sequence[CoordinatorAction]:
+        serving = message.serving if message.serving in peer.engine.acknowledged else None
+        peer.engine.serves(serving, self._holding.beside(peer, serving, message.held))
+        self._activation_loop.changed()
+        text = f"{peer.name}, version {message.version}: {message.reason}"
+        return [self._statistics.fault("refit", text), *self._held_changed(now)]
+
+    def _held_changed(self, now: float) -> Sequence[CoordinatorAction]:
+        """A worker may hold fewer versions than before."""
+        return self._gateway.refitted(now=now) if self._holding.several else []
+
     def _revoke_unpublished(
         self, peer: Peer, claimed: Iterable[VersionKey | None], now: float
     ) -> Sequence[CoordinatorAction]:
@@ -543,6 +557,7 @@ class CoordinatorState:
         )
         if not unpublished or peer.session is None:
             return []
+        self._holding.revoked()
         return [
             *self._groups.revoke(unpublished, now=now),
             Send(peer.session, VersionsRevoked(self._calls.epoch, unpublished)),
@@ -572,6 +587,7 @@ class CoordinatorState:
         return [
             *session_actions,
             *repairs,
+            *(self._held_changed(now) if suspected else []),
             *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
             *self._scheduler.deadlines(now=now),

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.peer import Peer
-from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished
+from echo2d.core.protocol.control_messages import HeldLease, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.rules.run import RunRules
 from echo2d.core.work.episodes import ParkedEpisode
 from echo2d.core.work.events import (
@@ -55,6 +55,8 @@ class PendingSamples:
     # Workers that serve a newer version than this may not write them; None: no limit.
     newest: Version | None = None
     there_alone: bool = False  # whether only the preferred worker may get the sample
+    # This version alone may write them, at any worker that holds it; None: the version that the worker serves.
+    named: VersionKey | None = None
 
 
 Pending = TypeVar("Pending", bound=PendingSamples)

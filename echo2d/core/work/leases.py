@@ -63,6 +63,8 @@ class Lease:
     outputs: dict[int, Partial | None] = field(default_factory=dict)
     # The most tokens beyond the base that were reported of each sample.
     longest: dict[int, int] = field(default_factory=dict)
+    # The version that it names, at whatever worker; None: its worker writes with what it serves.
+    named: VersionKey | None = None
 
     def grows(self, deltas: Iterable[SampleDelta]) -> int:
         """How many more tokens the lease's samples have now than were ever reported before.

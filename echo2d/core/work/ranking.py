@@ -3,7 +3,8 @@
     alive worker --serves a version, no rest--> ranked within its version: the fastest first, then most free slots
                  +-- serves nothing, or rests --> counted in `slots` only
 
-Slow workers come last, whatever they serve.
+Slow workers come last, whatever they serve. If workers hold several versions, they are also ranked within each of
+these, for samples that one version alone may write.
 The index is updated worker by worker, so that placing one sample does not read all workers. The caller
 reports every worker that may have changed (`refresh`).
 Not here: which version a sample needs, and which sample comes next (`scheduler`).
@@ -36,6 +37,7 @@ class _Row(NamedTuple):
     """What is known about one alive, active worker."""
 
     serving: VersionKey | None
+    held: frozenset[VersionKey]  # what leases may name
     slots: int
     rest_until: float
     rank: int
@@ -43,6 +45,7 @@ class _Row(NamedTuple):
 
 
 _RANKS = RANK_MAX - RANK_MIN + 1
+_NONE = frozenset[VersionKey]()
 
 # A worker with a free slot: its rank, minus its free slots, its id, its slots.
 _Ranked = tuple[int, int, PeerId, int]
@@ -50,7 +53,7 @@ _Ranked = tuple[int, int, PeerId, int]
 
 @dataclass(slots=True)
 class WorkersByVersion:
-    """The workers that serve one version and do not rest."""
+    """The workers that serve or hold one version and do not rest."""
 
     # (rank, -free, worker, slots) of each worker with a free slot, sorted.
     ranked: list[_Ranked] = field(default_factory=list)
@@ -134,11 +137,14 @@ class WorkerChoice:
 
 
 class WorkerRanking:
-    """See the module docstring. `now` is monotonic seconds."""
+    """See the module docstring. `now` is monotonic seconds. several: whether workers hold several versions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, several: bool = False) -> None:
+        self._several = several
         self._rows: dict[PeerId, _Row] = {}
+        # By the version that they serve, and by each version that they hold (only with `several`).
         self._versions: dict[VersionKey, WorkersByVersion] = {}
+        self._holders: dict[VersionKey, WorkersByVersion] = {}
         self._resting: dict[PeerId, float] = {}
         self._rests = DeadlineQueue[PeerId](self._resting.get)
         self._now = 0.0
@@ -162,6 +168,8 @@ class WorkerRanking:
         all kinds it may hold, and its rank; workers with the smallest rank come first.
         """
         before, after = self._rows.get(worker), _row(peer, load, reserved, bounds)
+        if after is not None and self._several and peer is not None:
+            after = after._replace(held=peer.engine.held)
         if before == after:
             return
         self.changes += 1
@@ -206,6 +214,11 @@ class WorkerRanking:
         found = [workers for _, workers in sorted(usable, key=lambda pair: -pair[0])]
         return WorkerChoice(found, slowest=slowest)
 
+    def choose_holders(self, named: VersionKey) -> WorkerChoice:
+        """The workers that hold this version."""
+        holders = self._holders.get(named)
+        return WorkerChoice([] if holders is None else [holders])
+
     # --- inside
 
     def _moved(self, worker: PeerId, before: _Row, after: _Row) -> bool:
@@ -213,7 +226,8 @@ class WorkerRanking:
         if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
             return False
         self._rows[worker] = after
-        self._versions[after.serving].move(worker, after, before.free, after.free)
+        for workers in self._of(after):
+            workers.move(worker, after, before.free, after.free)
         self.free += after.free - before.free
         return True
 
@@ -230,29 +244,33 @@ class WorkerRanking:
         del self._rows[worker]
         self.slots -= row.slots
         if self._resting.pop(worker, None) is None and row.serving is not None:
-            workers = self._versions[row.serving]
-            workers.take(worker, row)
             self.free -= row.free
-            if not workers.workers:
-                del self._versions[row.serving]
+            _take(self._versions, row.serving, worker, row)
+            for key in row.held:
+                _take(self._holders, key, worker, row)
 
     def _rank(self, worker: PeerId, row: _Row) -> None:
         if row.serving is not None:
-            workers = self._versions.get(row.serving)
-            if workers is None:
-                workers = self._versions[row.serving] = WorkersByVersion()
-            workers.put(worker, row)
             self.free += row.free
+            _put(self._versions, row.serving, worker, row)
+            for key in row.held:
+                _put(self._holders, key, worker, row)
+
+    def _of(self, row: _Row) -> list[WorkersByVersion]:
+        """Where a worker is ranked that serves a version."""
+        assert row.serving is not None
+        return [self._versions[row.serving], *(self._holders[key] for key in row.held)]
 
     def check(
         self, workers: Iterable[PeerId], refresh: Callable[["WorkerRanking", PeerId], None]
     ) -> None:
         """Assert that the index equals a newly built one: every change was reported. refresh: the caller's own."""
-        fresh = WorkerRanking()
+        fresh = WorkerRanking(several=self._several)
         fresh.rested(now=self._now)
         for worker in workers:
             refresh(fresh, worker)
         assert (fresh._rows, fresh._versions) == (self._rows, self._versions)
+        assert fresh._holders == self._holders
         assert (fresh._resting, fresh.slots, fresh.free) == (self._resting, self.slots, self.free)
         self._rests.check(self._resting)
 
@@ -269,4 +287,22 @@ def _row(peer: Peer | None, load: int, reserved: int, bounds: Bounds) -> _Row | 
     if told.slots_allowed is not None:
         slots = min(slots, told.slots_allowed)
     free = slots - load if slots > load else 0
-    return _Row(peer.engine.serving, slots, told.rest_until, rank, free)
+    return _Row(peer.engine.serving, _NONE, slots, told.rest_until, rank, free)
+
+
+def _put(
+    versions: dict[VersionKey, WorkersByVersion], key: VersionKey, worker: PeerId, row: _Row
+) -> None:
+    workers = versions.get(key)
+    if workers is None:
+        workers = versions[key] = WorkersByVersion()
+    workers.put(worker, row)
+
+
+def _take(
+    versions: dict[VersionKey, WorkersByVersion], key: VersionKey, worker: PeerId, row: _Row
+) -> None:
+    workers = versions[key]
+    workers.take(worker, row)
+    if not workers.workers:
+        del versions[key]

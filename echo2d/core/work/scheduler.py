@@ -10,9 +10,10 @@
 
 A kind of work (`kind`) decides which of its samples wait and in which order (admission), when it goes before other
 kinds (priority), and from which version on a worker may write a sample. The scheduler finds the worker: the newest
-version first, then the fastest worker, then the most free slots. What a worker delivers limits how many samples it
-holds (`deliveries`), and a late lease continues elsewhere if slots there are free. A kind never delays another one,
-except by its priority. Slots that other kinds hold are not available for training.
+version first, then the fastest worker, then the most free slots. If samples name their version, any worker that holds
+this version may get them. What a worker delivers limits how many samples it holds (`deliveries`), and a late lease
+continues elsewhere if slots there are free. A kind never delays another one, except by its priority. Slots that other
+kinds hold are not available for training.
 
 Possible extensions, checked on paper. A session of an external trainer that demands an exact version: a kind whose
 `pending` has oldest = newest (as evaluations have) and whose `lost` decides what is lost with the version. Several
@@ -40,6 +41,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     LeaseProgress,
     SampleFinished,
+    VersionKey,
 )
 from echo2d.core.work.deliveries import RANK_MAX, SLOW_TIMES, TRIAL_S, Deliveries
 from echo2d.core.work.events import DeliveriesMeasured
@@ -74,7 +76,7 @@ class LeaseScheduler:
         self._members = members
         self._versions = versions
         self._statistics = statistics
-        self._ranking = WorkerRanking()
+        self._ranking = WorkerRanking(several=rules.versions_held > 1)
         self.deliveries = deliveries or Deliveries(rules.window, rules.drawn_max)
         self._kinds: dict[int, KindOfWork[Any]] = {}
         self._newest: VersionPublished | None = None
@@ -345,13 +347,21 @@ class LeaseScheduler:
             slowest = RANK_MAX
             if usual_slots and pending.suits is None:
                 slowest = int(math.log2(1.0 + ahead / usual_slots))
-            if none_from is not None and pending.oldest >= none_from[0] and slowest <= none_from[1]:
+            named = pending.named
+            if (
+                none_from is not None
+                and named is None
+                and pending.oldest >= none_from[0]
+                and slowest <= none_from[1]
+            ):
                 ahead += len(pending.samples)
                 continue
             if pending.there_alone and self._waits_there(pending):
                 continue
-            workers = self._ranking.choose(
-                pending.oldest, self._versions.live, pending.newest, slowest
+            workers = (
+                self._ranking.choose(pending.oldest, self._versions.live, pending.newest, slowest)
+                if named is None
+                else self._ranking.choose_holders(named)
             )
             if not workers.free:
                 ahead += len(pending.samples)
@@ -430,7 +440,9 @@ class LeaseScheduler:
             elsewhere, taken, left = min(faster.values(), default=0.0), 0, 0
             for lease in held:
                 left_alone = lease.key in alone
-                free = sum([each.free for each in (others if left_alone else faster)]) - taken
+                there = others if left_alone else faster
+                free = sum([each.free for each in there if self._has(each.worker, lease.named)])
+                free -= taken
                 late = left_alone or (free > 0 and self._is_late(lease, elsewhere, now))
                 if len(lease.samples) > free or not late:
                     continue
@@ -485,11 +497,20 @@ class LeaseScheduler:
         return usual is not None and not self._may_write(usual, pending)
 
     def _may_write(self, worker: PeerId, pending: PendingSamples) -> bool:
+        if pending.named is not None:
+            return self._has(worker, pending.named) and self.free_at(worker) > 0
         peer = self._members.get(worker)
         record = None if peer is None else self._versions.live(peer.engine.serving)
         if record is None or (pending.newest is not None and record.version > pending.newest):
             return False
         return record.version >= pending.oldest and self.free_at(worker) > 0
+
+    def _has(self, worker: PeerId, named: VersionKey | None) -> bool:
+        """Whether a lease that names this version can be written there."""
+        if named is None:
+            return True
+        peer = self._members.get(worker)
+        return peer is not None and named in peer.engine.held
 
     def _lose(self, lease: Lease, cause: Cause, reason: str, now: float) -> list[Any]:
         if self.leases.get(lease.key) is not lease:

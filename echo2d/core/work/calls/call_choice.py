@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.protocol.answer_end import OutputLimit, end_fault
-from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
+from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.protocol.result_check import Believed, content_fault, span_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial, authored, unpack_tokens
 from echo2d.core.work.calls.events import CallAsked, CallId
@@ -33,6 +33,8 @@ class CallChoice:
     failures: int = 0
     # Why it has ended, while it waits for the verdict of the audit.
     finish: Finish | None = None
+    # The version that alone writes it, which its leases name; None: they name none.
+    named: VersionKey | None = None
     # The worker that failed it last, or that the audit did not believe in its session; it does not get the choice for
     # CALL_AVOID_S.
     avoid: PeerId | None = None

@@ -133,6 +133,7 @@ class CallWork:
                     self._sessions.get(choice.call.session),
                     partial(self._suits, choice, now),
                     choice.call.max_version,
+                    named=choice.named,
                     choice=choice,
                     most=left // self._queue.callers,
                 )
@@ -165,12 +166,13 @@ class CallWork:
             None,
             group,
             worker.peer,
-            worker.engine.serving,
+            first.named or worker.engine.serving,
             samples,
             first.told,
             room=call.max_new_tokens,
             now=now,
         )
+        lease.named = first.named
         running = self._running[lease.key] = _CallLease(
             call, lease, {choice.index: choice for choice in choices}
         )
@@ -201,6 +203,7 @@ class CallWork:
             REPORT_S,
             call.seeds(given.samples),
             first.told.length,
+            version=first.named,
         )
 
     def _now_is(self) -> tuple[int, ...]:

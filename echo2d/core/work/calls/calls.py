@@ -7,20 +7,23 @@
 A lease of choices is like any other: progress keeps it alive, the same rules check its output, and it
 is cancelled when no caller waits for it. Calls do not count for groups, gates and mu. Nothing is
 durable: calls end with the process. Calls whose tokens are trained on are audited: their choices end
-only when the verdict is known.
+only when the verdict is known. In a run in which engines hold several versions, a call that one version alone may write
+goes to any worker that holds it, and its leases name this version.
 Not here: which caller is next (`fair_queue`), priority and share of slots (`call_work`), which tokens
 are believed (`call_choice`), HTTP, text, records.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.parts import RunParts
-from echo2d.core.cluster.peer import Peer
-from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished
+from echo2d.core.cluster.peer import Peer, PeerEngine
+from echo2d.core.cluster.versions import key_of
+from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.protocol.trajectory import NOTHING, Partial, TrajectoryRecord, version_spans
 from echo2d.core.rules.tasks import GatewayRules
 from echo2d.core.status.schema import GatewayStatus
@@ -56,8 +59,10 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         parts: RunParts,
         *,
         scheduler: LeaseScheduler,
+        spreads: Callable[[VersionKey], bool],
         audits: Audits | None = None,
     ) -> None:
+        """spreads: whether a version is on its way to workers."""
         rules, members, versions, statistics = (
             parts.rules,
             parts.members,
@@ -66,6 +71,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         )
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
+        self._several, self._spreads = rules.versions_held > 1, spreads
         self._members = members
         self._versions = versions
         self._statistics = statistics
@@ -103,11 +109,14 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             return self._refuse(
                 event.call, "version", f"version {newest.version} is the newest one"
             )
-        if (exact := event.max_version) is not None and not self._may_come(exact):
-            return self._refuse(event.call, "version", f"no worker serves version {exact} any more")
+        named = None
+        if self._several and event.min_version == event.max_version:
+            named = self._versions.numbered(event.min_version)
+        if (exact := event.max_version) is not None and not self._may_come(exact, named):
+            return self._refuse(event.call, "version", _gone_text(exact))
         if too_many := self._open.too_many(event):
             return self._refuse(event.call, "busy", too_many)
-        for choice in self._open.open(event):
+        for choice in self._open.open(event, named):
             choice.avoid = self._work.doubted(event.session)
             self._queue.put(choice, now=now)
         return []
@@ -199,9 +208,11 @@ class GatewayCalls(KindOfWork[PendingChoice]):
     # --- versions, time
 
     def revoked(self, *, now: float) -> list[GatewayAction]:
-        """Versions were revoked: end the calls that were sent tokens of these versions."""
+        """Versions were revoked: end the calls that were sent tokens of these versions, or name one of them."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
-        over = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
+        named = ((each.call.call, each.named) for each in self._open if each.named is not None)
+        uses = chain(told, named)
+        over = dict.fromkeys(call for call, version in uses if self._versions.live(version) is None)
         return [
             each
             for call in over
@@ -209,20 +220,18 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         ]
 
     def refitted(self, *, now: float) -> list[GatewayAction]:
-        """A worker serves another version, or has left: end the calls whose version is gone."""
+        """A worker serves or holds other versions, or has left: end the calls whose version is gone."""
         waiting = (each for each in self._open if each.lease is None and each.finish is None)
         exact = ((each, each.call.max_version) for each in waiting)
         gone = {
             choice.call.call: version
             for choice, version in exact
-            if version is not None and not self._may_come(version)
+            if version is not None and not self._may_come(version, choice.named)
         }
         return [
             each
             for call, version in gone.items()
-            for each in self._give_up(
-                call, "version", f"no worker serves version {version} any more", now
-            )
+            for each in self._version_gone(call, version, now)
         ]
 
     def convicted(self, worker: PeerId, *, now: float) -> list[GatewayAction]:
@@ -341,18 +350,27 @@ class GatewayCalls(KindOfWork[PendingChoice]):
                 choice.call.call, "failed", f"{CALL_FAILURES_MAX} workers failed: {reason}", now
             )
         if choice.room:
-            return []
+            named = choice.named
+            if named is None or self._may_come(named.version, named):
+                return []
+            return self._version_gone(choice.call.call, named.version, now)
         self._queue.discard(choice)
         return self._finish(choice, choice.told, "length", now)
 
     def _too_late(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
-        if any(map(choice.may_be_written_by, self._all_served())):
+        named = choice.named
+        writers = map(choice.may_be_written_by, self._all_served())
+        held = any(named in engine.held for engine in self._engines_here())
+        if held or (named is None and any(writers)):
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
         return self._give_up(
             call, "version", f"{waited} worker served {choice.oldest}, {serves}", now
         )
+
+    def _version_gone(self, call: CallId, version: Version, now: float) -> list[GatewayAction]:
+        return self._give_up(call, "version", _gone_text(version), now)
 
     def _refit_came(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         detail = f"a refit ended version {choice.call.max_version} in the middle of the answer"
@@ -394,10 +412,20 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         records = (self._versions.live(peer.engine.serving) for peer in self._members.workers())
         return (record.version for record in records if record is not None)
 
-    def _may_come(self, version: Version) -> bool:
-        """Whether a worker serves this version, or may serve it next: only the newest is loaded."""
+    def _may_come(self, version: Version, named: VersionKey | None) -> bool:
+        """Whether a worker serves this version, or may serve it next: only the newest is loaded. named: the version, if
+        leases name it: then it is enough that a worker holds it, or that it is on its way to one.
+        """
         newest = self._versions.newest
+        if named is not None:
+            coming = (newest is not None and key_of(newest) == named) or self._spreads(named)
+            return coming or any(named in (*e.held, e.stands) for e in self._engines_here())
         return newest is None or version >= newest.version or version in self._all_served()
+
+    def _engines_here(self) -> Iterator[PeerEngine]:
+        """The engines of workers, also of those whose connection broke a moment ago: they will be back."""
+        here = (peer for peer in self._members if peer.kind == "worker" and peer.state == "joined")
+        return (peer.engine for peer in here)
 
     def check(self) -> None:
         self._queue.check()
@@ -411,3 +439,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
             assert choice.told.first(base.length) == base
             ended = choice.lease is not None or choice.finish is not None
             assert choice.room > 0 or (ended and choice.room == 0)
+
+
+def _gone_text(version: Version) -> str:
+    return f"no worker serves version {version} any more"

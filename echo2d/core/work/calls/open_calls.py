@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.work.calls.call_choice import CallChoice
 from echo2d.core.work.calls.events import CallAsked, CallId
 
@@ -43,11 +44,11 @@ class OpenCalls:
             return f"{every} choices are open; at most {CHOICES_OPEN_MAX} are taken"
         return ""
 
-    def open(self, asked: CallAsked) -> list[CallChoice]:
-        """Open a call; returns its choices."""
+    def open(self, asked: CallAsked, named: VersionKey | None = None) -> list[CallChoice]:
+        """Open a call; returns its choices. named: as in `CallChoice`."""
         assert 0 < asked.choices <= CHOICES_MAX
         self._calls[asked.call] = {
-            index: CallChoice(asked, index) for index in range(asked.choices)
+            index: CallChoice(asked, index, named=named) for index in range(asked.choices)
         }
         self._choices[asked.caller] += asked.choices
         return list(self._calls[asked.call].values())

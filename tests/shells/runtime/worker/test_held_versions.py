@@ -118,6 +118,7 @@ async def test_only_what_all_engines_hold_is_held(
         refused = await double.until_said(LeaseFailed, site.box)
         assert refused.reason == "no version is served"
         failed = await site.publish(held=(0,))
+        assert isinstance(failed, RefitFailed)
         # The first engine failed again, and the other one was not asked.
         assert (failed.serving, failed.held) == (None, ())
         last = await site.publish(held=(0, 1))

@@ -14,7 +14,8 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.seeds import sample_seeds
 from tests.support.audited_world import AuditedWorld, started
-from tests.support.coordinator_world import messages
+from tests.support.coordinator_world import messages, version_key
+from tests.support.gateway import exactly, hold, key_of, of_calls, publish
 
 
 def test_an_order_names_prompt_seed_and_place_of_each_answer() -> None:
@@ -119,3 +120,45 @@ def test_an_answer_that_cannot_be_scored_does_not_fail_others() -> None:
         world.pending.clear()
     assert world.audits.skipped >= 1
     assert world.audits.scorers.pending == 0
+
+
+def write_both(world: AuditedWorld, writer: str, first: int) -> None:
+    """This worker writes a sample of each of the two versions that it holds; both are trained on."""
+    peer = world.peers[writer]
+    for version in (0, 1):
+        world.handle(exactly(first + version, version, trained=True))
+        world.say(peer, peer.finish(key_of(of_calls(peer)[-1]), 0))
+
+
+def test_a_worker_scores_answers_of_every_version_that_it_holds() -> None:
+    world = started("a", "mine", auditor=False, calls=True, versions_held=3)
+    writer, judge = world.peers["a"], world.peers["mine"]
+    judge.scores, judge.slots = True, 0
+    world.connect("mine")
+    hold(world, 0)
+    publish(world, 1, writer, judge)
+    write_both(world, "a", 1)
+    world.drain()
+    scored = [order.key for order in messages(judge, ScoreAnswers)]
+    assert scored == [version_key(0), version_key(1)]
+    assert world.state.status().gateway.ended == {"done": 2}
+
+
+def test_copies_of_held_versions_are_kept_however_many_newer_ones_are_published() -> None:
+    world = started("a", calls=True, versions_held=3)
+    worker = world.peers["a"]
+    hold(world, 0)
+    for version in range(1, 12):
+        publish(world, version, worker)
+        world.drain()
+    there = {record.version for record in world.state._versions.copies()}
+    assert 0 in there
+    assert len(there) < 9
+    world.handle(exactly(1, 0, trained=True))
+    world.say(worker, worker.finish(key_of(of_calls(worker)[-1]), 0))
+    world.drain()
+    assert world.state.status().gateway.ended == {"done": 1}
+    hold(world, 11)
+    publish(world, 12, worker)
+    world.drain()
+    assert 0 not in {record.version for record in world.state._versions.copies()}

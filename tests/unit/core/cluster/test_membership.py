@@ -28,8 +28,10 @@ SILENCE_S = HEARTBEATS_MISSED_MAX * 2.0
 class Club:
     """A membership with numbered sessions."""
 
-    def __init__(self, *, quantized: bool = False) -> None:
-        self.members = Membership("r", heartbeat_s=2.0, quantized=quantized)
+    def __init__(self, *, quantized: bool = False, versions_held: int = 1) -> None:
+        self.members = Membership(
+            "r", heartbeat_s=2.0, quantized=quantized, versions_held=versions_held
+        )
         self.sessions = 0
 
     def hello(
@@ -155,6 +157,22 @@ def test_a_new_start_of_the_daemon_forgets_what_it_served() -> None:
     assert joined is not None
     assert joined.renewed
     assert (joined.peer.engine.serving, list(joined.peer.engine.acknowledged)) == (None, [])
+
+
+@pytest.mark.parametrize("versions_held", [1, 3])
+def test_a_hello_names_what_the_engines_hold(versions_held: int) -> None:
+    club = Club(versions_held=versions_held)
+    keys = tuple(map(version_key, (4, 3, 2, 1)))
+    joined, _ = club.hello(hello=replace(HELLO, serving=keys[0], held=keys))
+    assert joined is not None
+    assert joined.peer.engine.held == {*keys[:versions_held]}
+    # A worker that does not name what it serves holds no more than others.
+    joined, _ = club.hello(hello=replace(HELLO, serving=version_key(9), held=keys), now=99.0)
+    assert joined is not None
+    assert len(joined.peer.engine.held) == versions_held
+    joined, _ = club.hello(hello=replace(HELLO, held=keys), now=199.0)
+    assert joined is not None
+    assert joined.peer.engine.held == set()
 
 
 def test_only_one_seed_can_be_joined_at_a_time() -> None:

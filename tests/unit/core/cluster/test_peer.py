@@ -53,3 +53,15 @@ def test_the_number_of_acknowledged_versions_is_limited() -> None:
     for version in range(2 * ACKNOWLEDGED_MAX):
         peer.engine.serves(version_key(version))
     assert len(peer.engine.acknowledged) == ACKNOWLEDGED_MAX
+
+
+def test_a_held_version_is_acknowledged_however_many_newer_ones_are_served() -> None:
+    peer = a_worker()
+    peer.engine.serves(version_key(0))
+    for version in range(1, 2 * ACKNOWLEDGED_MAX):
+        peer.engine.serves(version_key(version), [version_key(0)])
+    assert peer.engine.held == {version_key(0), version_key(version)}
+    assert peer.engine.held <= peer.engine.acknowledged.keys()
+    assert len(peer.engine.acknowledged) == ACKNOWLEDGED_MAX
+    peer.engine.serves(None, [version_key(0)])
+    assert peer.engine.held == set()

@@ -174,6 +174,31 @@ def test_old_versions_are_forgotten_unless_they_have_copies(
     assert len(there(versions)) == 8
 
 
+def test_held_versions_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2d.core.cluster.versions.PUBLISHED_VERSIONS_MAX", 50)
+    versions = published(*(asked(version) for version in range(3)))
+    versions.held = (version_key(1),)
+    for version in range(3, 90):
+        versions.publish(asked(version))
+        versions.surplus([], bases=0, bytes_max=0)
+        versions.check()
+    assert versions.live(version_key(1)) is not None
+    assert versions.live(version_key(2)) is None
+    versions.revoke([version_key(1)])
+    assert list(versions.held) == []
+    versions.check()
+
+
+def test_a_version_is_found_by_its_number() -> None:
+    versions = published(asked(1), asked(2), asked(2, epoch=2))
+    assert versions.numbered(Version(2)) == version_key(2)
+    assert versions.numbered(Version(3)) is None
+    versions.revoke([version_key(2)])
+    assert versions.numbered(Version(2)) is None
+    versions.publish(asked(2, epoch=2, salt=1))
+    assert versions.numbered(Version(2)) == version_key(2, 1)
+
+
 def test_a_revoked_result_is_deleted_and_its_span_gets_another() -> None:
     versions = keeping(*(asked(version) for version in (0, 10, 20)), keep_every=10)
     versions.revoke([version_key(20)])

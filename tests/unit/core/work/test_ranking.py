@@ -36,7 +36,7 @@ class Fleet:
     """Workers and their loads, ranked."""
 
     def __init__(self) -> None:
-        self.ranking = WorkerRanking()
+        self.ranking = WorkerRanking(several=True)
         self.peers: dict[PeerId, Peer] = {}
         self.load: dict[PeerId, int] = {}
         self.bounds: dict[PeerId, tuple[int, int]] = {}
@@ -54,6 +54,19 @@ class Fleet:
         self.ranking.rested(now=self.now)
         self.ranking.check(self.peers, self.refresh)
         return self.ranking.choose(Version(oldest), VERSIONS.get)
+
+    def sorted_holders(self, named: VersionKey) -> list[FreeSlots]:
+        """Those that hold this version: the fastest first, then most room."""
+        ranked = []
+        for peer in self.peers.values():
+            holds = peer.alive and named in peer.engine.held
+            if holds and self.now >= peer.service.rest_until:
+                allowed, rank = self.bounds[peer.peer]
+                slots = min(peer.slots, allowed)
+                ranked.append((rank, self.load[peer.peer] - slots, peer.peer, slots))
+        return [
+            FreeSlots(name, slots, -full) for _, full, name, slots in sorted(ranked) if full < 0
+        ]
 
     def sorted_rooms(self, oldest: int) -> list[FreeSlots]:
         """As the rule says it: newest publish first, then the fastest, then most room."""
@@ -114,6 +127,7 @@ def test_the_ranking_agrees_with_sorting_all_workers() -> None:
         name = f"w{rng.randrange(9)}"
         peer = fleet.peers.get(PeerId(name)) or worker(name)
         peer.slots, peer.engine.serving = rng.randrange(5), rng.choice(SERVED)
+        peer.engine.beside = frozenset(rng.sample([*VERSIONS], rng.randrange(3)))
         peer.state = rng.choice(("joined", "joined", "suspected"))
         if rng.random() < 0.2:
             peer.service.rest(fleet.now)
@@ -127,11 +141,21 @@ def test_the_ranking_agrees_with_sorting_all_workers() -> None:
         )
         placed = [sample for _, part in choice.place(samples) for sample in part]
         assert placed == list(samples[: choice.free])
+        named = version_key(oldest)
+        assert list(fleet.ranking.choose_holders(named)) == fleet.sorted_holders(named)
+
+
+def test_without_several_versions_no_holders_are_ranked() -> None:
+    ranking = WorkerRanking()
+    peer = worker("a", serving=version_key(0))
+    ranking.refresh(peer.peer, peer, 0)
+    assert list(ranking.choose_holders(version_key(0))) == []
+    assert not ranking._holders
 
 
 def version_of(worker: PeerId, slots: int, free: int) -> WorkersByVersion:
     workers = WorkersByVersion()
-    workers.put(worker, _Row(None, slots, 0.0, 0, free))
+    workers.put(worker, _Row(None, frozenset(), slots, 0.0, 0, free))
     return workers
 
 

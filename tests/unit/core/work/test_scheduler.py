@@ -54,9 +54,10 @@ class Queue(KindOfWork[PendingSamples]):
     ) -> list[Send]:
         assert worker.engine.serving is not None
         group = group_of(self.number, 0)
-        self.scheduler.leases.start(
+        lease = self.scheduler.leases.start(
             None, group, worker.peer, worker.engine.serving, samples, room=self._room, now=now
         )
+        lease.named = pending.named
         self.granted.append((worker.name, tuple(samples)))
         if pending in self.waiting:
             self.waiting.remove(pending)
@@ -81,14 +82,15 @@ def record_of(number: int) -> VersionPublished:
 
 
 class Fleet:
-    """Workers by their names: (slots, the version that it serves)."""
+    """Workers by their names: (slots, the version that it serves). most: as in `RunRules.versions_held`."""
 
-    def __init__(self, workers: dict[str, tuple[int, int]], *kinds: Queue) -> None:
-        self.members = Membership(RULES.run_id, RULES.heartbeat_s)
+    def __init__(self, workers: dict[str, tuple[int, int]], *kinds: Queue, most: int = 1) -> None:
+        rules = replace(RULES, versions_held=most)
+        self.members = Membership(rules.run_id, rules.heartbeat_s, versions_held=most)
         published = [record_of(number) for number in range(3)]
         self.versions = PublishedVersions(published, PublishSeq(3))
         self.statistics = Statistics()
-        parts = RunParts(RULES, self.members, self.versions, self.statistics)
+        parts = RunParts(rules, self.members, self.versions, self.statistics)
         self.scheduler = LeaseScheduler(parts, tag=1)
         for kind in kinds:
             kind.scheduler = self.scheduler
@@ -102,10 +104,13 @@ class Fleet:
         joined, _ = self.members.connected(PeerConnected(number, PeerId(name), hello), now=0.0)
         assert joined is not None
 
-    def serve(self, name: str, version: int) -> None:
+    def serve(self, name: str, version: int, *beside: int) -> None:
+        """beside: the versions that it holds, too."""
         peer = self.members.get(PeerId(name))
         assert peer is not None
-        peer.engine.serves(version_key(version))
+        for each in beside:
+            peer.engine.serves(version_key(each))
+        peer.engine.serves(version_key(version), map(version_key, beside))
         self.members.changed.add(peer.peer)
 
     def fill(self) -> None:
@@ -115,6 +120,12 @@ class Fleet:
 
 def one(oldest: int = 0, preferred: str | None = None) -> PendingSamples:
     return PendingSamples((0,), Version(oldest), None if preferred is None else PeerId(preferred))
+
+
+def named(version: int, preferred: str | None = None) -> PendingSamples:
+    """A sample that this version alone may write."""
+    newest, key = Version(version), version_key(version)
+    return replace(one(version, preferred), newest=newest, named=key)
 
 
 def group(samples: int, oldest: int = 0) -> PendingSamples:
@@ -169,11 +180,29 @@ def test_slots_that_another_kind_holds_are_not_free_for_the_run() -> None:
     assert [samples for _, samples in run.granted] == [(0, 1)], "the others wait for the next slots"
 
 
+def test_a_sample_that_names_its_version_goes_to_a_worker_that_holds_it() -> None:
+    run = Queue(0, one(2), named(2), named(0, "b"), named(0), named(1, "b"))
+    fleet = Fleet({"a": (2, 1), "b": (9, 1)}, run, most=3)
+    fleet.serve("a", 1, 0, 2)
+    fleet.fill()
+    assert run.granted == [("a", (0,)), ("a", (0,)), ("b", (0,))]
+    assert run.waiting == [one(2), named(0)]
+
+
+def test_several_samples_that_name_their_version_are_placed_together() -> None:
+    run = Queue(0, replace(named(0), samples=(0, 1, 2)))
+    fleet = Fleet({"a": (2, 1), "b": (2, 1), "c": (9, 1)}, run, most=2)
+    for name in "ab":
+        fleet.serve(name, 1, 0)
+    fleet.fill()
+    assert run.granted == [("a", (0, 1)), ("b", (2,))]
+
+
 class Timed(Fleet):
     """Two fast workers and a slow one, which write what a test says in each PROGRESS_S."""
 
-    def __init__(self, run: Queue, **slots: int) -> None:
-        super().__init__({name: (count, 0) for name, count in slots.items()}, run)
+    def __init__(self, run: Queue, most: int = 1, **slots: int) -> None:
+        super().__init__({name: (count, 0) for name, count in slots.items()}, run, most=most)
         self.run, self.now = run, 0.0
         # A lease of which nothing is written.
         self.alone: HeldLease | None = None
@@ -204,6 +233,19 @@ def test_samples_of_a_slow_worker_move_once_a_faster_worker_has_free_slots() -> 
     fleet.play(20.0, a=20, b=20, slow=1)
     assert run.lost_by == [], "no other slot is free"
     fleet.add("c", 2)
+    fleet.play(10.0, a=20, b=20, slow=1)
+    assert run.lost_by == [("slow", "late")]
+
+
+def test_samples_that_name_their_version_move_only_to_a_worker_that_holds_it() -> None:
+    run = Queue(0, named(0, "slow"), one(preferred="a"), one(preferred="b"), room=1000)
+    fleet = Timed(run, most=2, a=1, b=1, slow=64)
+    fleet.serve("slow", 1, 0)
+    fleet.fill()
+    fleet.add("c", 2, 1)
+    fleet.play(30.0, a=20, b=20, slow=1)
+    assert run.lost_by == []
+    fleet.serve("c", 1, 0)
     fleet.play(10.0, a=20, b=20, slow=1)
     assert run.lost_by == [("slow", "late")]
 

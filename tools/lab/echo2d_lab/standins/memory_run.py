@@ -42,6 +42,7 @@ from echo2d.core.protocol.control_messages import (
     Finish,
     FormEncoded,
     HeldLease,
+    HeldVersions,
     Hello,
     LeaseCancelled,
     LeaseGranted,
@@ -97,6 +98,9 @@ class FakePeer:
     served: tuple[VersionKey, ...] = ()
     stands: VersionKey | None = None
     ready: VersionKey | None = None
+    # What it is told to hold, and what it holds beside the served version.
+    to_hold: HeldVersions = field(default_factory=lambda: HeldVersions(1, ()))
+    beside: tuple[VersionKey, ...] = ()
     leases: dict[HeldLease, LeaseGranted] = field(default_factory=dict)
     open: list[tuple[HeldLease, int]] = field(default_factory=list)
     unanswered: dict[tuple[HeldLease, int], SampleFinished] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class FakePeer:
     closed: bool = False
     run_id: RunId | None = None
     quantization: str = ""
+    scores: bool = False
 
     @property
     def peer(self) -> PeerId:
@@ -132,6 +137,9 @@ class FakePeer:
                     self.serving = None
                 if self.ready in versions:
                     self.ready = None
+                self.beside = tuple(key for key in self.beside if key not in versions)
+            case HeldVersions():
+                self.to_hold = message
             case _:
                 pass
 
@@ -145,6 +153,16 @@ class FakePeer:
     def held(self) -> tuple[HeldLease, ...]:
         return tuple(self.leases)
 
+    @property
+    def versions(self) -> tuple[VersionKey, ...]:
+        """What its engines hold, the served version first."""
+        return () if self.serving is None else (self.serving, *self.beside)
+
+    def loads(self, key: VersionKey) -> None:
+        """Its engines serve this version from now on."""
+        kept = [each for each in self.to_hold.versions if each in self.versions and each != key]
+        self.serving, self.beside = key, tuple(kept[: self.to_hold.most - 1])
+
     def hello(self, boot_id: str = "b") -> Hello:
         address = Address("127.0.0.1", 4000)  # no peer dials it
         holding = tuple(
@@ -153,7 +171,7 @@ class FakePeer:
         return Hello(
             OURS, self.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
             holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
-            quantization=self.quantization,
+            scores=self.scores, quantization=self.quantization, held=self.versions,
         )  # fmt: skip
 
     def finish(
@@ -165,11 +183,11 @@ class FakePeer:
         logprobs: Sequence[float] | None = None,
         finish: Finish = "stop",
     ) -> SampleFinished:
-        """Generate the whole sample with the version that is served now."""
-        assert self.serving is not None
+        """Generate the whole sample with the version that the lease names, or that is served now."""
+        writer = self.writer(key)
         self.open.remove((key, sample))
         output = (3, 4 + sample % 8, 1) if tokens is None else tokens
-        spans = (VersionSpan(0, len(output), self.serving.version, self.serving.digest),)
+        spans = (VersionSpan(0, len(output), *writer),)
         result = SampleFinished(
             key.lease,
             key.attempt,
@@ -183,14 +201,19 @@ class FakePeer:
         return result
 
     def wrote(self, key: HeldLease, sample: int, *tokens: int, start: int = 0) -> LeaseProgress:
-        """Report these tokens of a sample, after the first `start`, with the version that is served now."""
-        assert self.serving is not None
+        """Report these tokens of a sample, after the first `start`, with the version that `finish` would take."""
         end = start + len(tokens)
-        spans = (VersionSpan(start, end, self.serving.version, self.serving.digest),)
+        spans = (VersionSpan(start, end, *self.writer(key)),)
         delta = SampleDelta(
             sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans
         )
         return LeaseProgress(key.lease, key.attempt, (delta,))
+
+    def writer(self, key: HeldLease) -> VersionKey:
+        """The version that writes the tokens of this lease now."""
+        assert self.serving is not None
+        lease = self.leases.get(key)
+        return self.serving if lease is None else lease.version or self.serving
 
 
 class MemoryRun:
@@ -260,13 +283,9 @@ class MemoryRun:
         # As a real worker does, wait for leases that only the present version may write.
         if peer.ready is None or any(lease.hold_s for lease in peer.leases.values()):
             return False
-        peer.serving, peer.ready = peer.ready, None
-        self.say(
-            peer,
-            RefitDone(
-                peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, recompute_s=0.0
-            ),
-        )
+        key, peer.ready = peer.ready, None
+        peer.loads(key)
+        self.say(peer, RefitDone(*key, 0.1, memory_ok=True, recompute_s=0.0, held=peer.versions))
         return True
 
     # --- peers

@@ -1,7 +1,6 @@
 """The gateway's calls, through the whole machine, from the side of callers and workers."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,6 @@ from echo2d.core.work.calls.call_choice import CALL_AVOID_S
 from echo2d.core.work.calls.call_work import CALL_PATIENCE_S, CALLS, REPORT_S
 from echo2d.core.work.calls.calls import CALL_FAILURES_MAX
 from echo2d.core.work.calls.events import (
-    CallAsked,
     CallGone,
     CallId,
     CallRefused,
@@ -37,7 +35,7 @@ from echo2d.core.work.calls.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPE
 from echo2d.core.work.leases import group_of, kind_of
 from echo2d_lab.standins.memory_run import FakePeer
 from tests.support.coordinator_world import World, rules, version_key
-from tests.support.gateway import WAIT_S, call, gateway_world, key_of, of_calls
+from tests.support.gateway import WAIT_S, call, exactly, gateway_world, key_of, of_calls
 from tests.support.rollouts import answers
 
 
@@ -242,10 +240,6 @@ def test_a_call_for_an_unknown_version_is_refused_and_one_for_a_coming_version_w
     world.drain()
     world.refit(worker)
     assert [lease.oldest for lease in of_calls(worker)] == [1]
-
-
-def exactly(number: int, version: int, **changes: Any) -> CallAsked:
-    return call(number, min_version=Version(version), max_version=Version(version), **changes)
 
 
 def two_versions(*slots: int) -> tuple[World, FakePeer, FakePeer]:
