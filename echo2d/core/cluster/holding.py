@@ -43,6 +43,12 @@ class Holding:
         self._versions.held = held
         return [send for peer in self._members.workers() for send in self.joined(peer)]
 
+    def spread(self, version: Version) -> bool:
+        """Whether every worker that serves a version holds this one; also if it is not live."""
+        key = self._versions.numbered(version)
+        serving = (peer.engine for peer in self._members.workers() if peer.service.active)
+        return key is None or all(key in each.held for each in serving if each.serving is not None)
+
     def joined(self, peer: Peer) -> list[Send]:
         """Tell a worker what to hold; it has been welcomed."""
         if not self.several or peer.kind != "worker" or peer.session is None:

@@ -71,6 +71,7 @@ def make_parts(
         audits=audits,
         is_held_out=evaluations.is_held_out,
     )
+    holding = Holding(run.members, run.versions, rules.versions_held)
     publishing = Publishing(
         run,
         plan_secret=plan_secret,
@@ -96,6 +97,8 @@ def make_parts(
             run.versions,
             recovered.clients,
             staleness_max=rules.tinker_staleness_max,
+            hold=holding.hold,
+            spread=holding.spread,
             now=now,
         )
     return CoordinatorParts(
@@ -104,7 +107,7 @@ def make_parts(
         versions=run.versions,
         statistics=run.statistics,
         reachability=Reachability(run.members),
-        holding=Holding(run.members, run.versions, rules.versions_held),
+        holding=holding,
         staleness=staleness,
         scheduler=scheduler,
         audits=audits,

@@ -528,7 +528,9 @@ class CoordinatorState:
             self._scheduler.deliveries.stood_still(peer.peer, still_s)
         peer.engine.refitted_at = now
         self._publishing.served(peer, now=now)
-        return self._gateway.refitted(now=now)
+        # The next weights of clients may have waited for this one.
+        published_next = [] if self._tinker is None else self._tinker.advance(now=now)
+        return [*self._gateway.refitted(now=now), *published_next]
 
     def _refit_failed(
         self, peer: Peer, message: RefitFailed, now: float

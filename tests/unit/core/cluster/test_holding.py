@@ -1,5 +1,6 @@
 """What workers are told to hold, and what the coordinator believes that they hold."""
 
+from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import PeerDisconnected
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -102,3 +103,17 @@ def test_a_revoked_version_is_held_no_more_also_when_it_is_published_again() -> 
     world.publish(0)
     assert held(world, worker) == {1}
     world.state.check()
+
+
+def test_a_version_has_spread_when_every_worker_at_work_holds_it() -> None:
+    world, (one, two) = held_world(2, 2)
+    hold(world, 0)
+    publish(world, 1, one)
+    spread = world.state._parts.holding.spread
+    assert (spread(Version(0)), spread(Version(1))) == (True, False)
+    world.connect("late", slots=1)
+    world.refit(two)
+    assert spread(Version(1)), "the late one serves nothing yet"
+    publish(world, 2, one, two, world.peers["late"])
+    assert (spread(Version(0)), spread(Version(2))) == (False, True)
+    assert spread(Version(9)), "there is no such version"
