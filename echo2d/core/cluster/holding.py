@@ -41,7 +41,7 @@ class Holding:
         if held == self._versions.held:
             return []
         self._versions.held = held
-        return [send for peer in self._members.workers() for send in self.joined(peer)]
+        return [send for peer in self._members for send in self.joined(peer)]
 
     def spread(self, version: Version) -> bool:
         """Whether every worker that serves a version holds this one; also if it is not live."""

@@ -2,6 +2,7 @@
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import PeerDisconnected
+from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     HeldVersions,
@@ -39,6 +40,13 @@ def test_workers_are_told_after_their_welcome_and_whenever_it_changes() -> None:
     late = world.connect("late", slots=1)
     assert messages(late, HeldVersions) == [HeldVersions(3, keys(0, 1))]
     assert not messages(world.peers["seed"], HeldVersions)
+
+
+def test_a_worker_that_is_silent_for_a_moment_is_told_too() -> None:
+    world, (worker,) = held_world(2)
+    world.pass_time(HEARTBEATS_MISSED_MAX * world.rules.heartbeat_s)
+    assert len(hold(world, 0)) == 1
+    assert messages(worker, HeldVersions)[-1] == HeldVersions(3, keys(0))
 
 
 def test_engines_hold_what_they_are_told_before_the_next_version() -> None:
