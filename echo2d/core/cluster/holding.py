@@ -5,7 +5,7 @@
 The versions that workers are told to hold stay live (`versions`), however many newer ones are published. What a worker
 says counts only for versions that it has served and that are still live. In a run in which engines hold one version
 nothing of this is sent.
-Not here: which versions to hold (`core/tinker/samplers`), who writes with them (`work/ranking`).
+Not here: which versions to hold (`core/tinker/held_snapshots`), who writes with them (`work/ranking`).
 """
 
 from collections.abc import Sequence
