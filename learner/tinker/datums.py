@@ -1,21 +1,27 @@
 """The datums of a call: after they were checked, in the rows in which they are computed; and how old their tokens are.
+Drawn sequences are read as datums, too.
 
 The staleness of a sampled token is the number of optimizer steps between the weights that drew it and those it trains.
 A sequence is named `SESSION:sample:N/NUMBER/I@M.STEPS` if its sampler has the weights of model SESSION:train:M after
 STEPS optimizer steps, or newer ones. A client says of each target which sequence it comes from, if its loss needs it.
 
-Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a micro-batch, one datum after the other.
+Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a micro-batch, one datum after the other, v
+= vocabulary, k = the most likely tokens.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from echo2d.learner.batch.packing import Pieces, best_fit
-from echo2d.tinker.wire import Datum
+from echo2d.learner.model.scorer import AnswerScorer
+from echo2d.tinker.prompts import MostLikely
+from echo2d.tinker.wire import Datum, SampledTokens
 
 # In a micro-batch, this many targets take as much room as one token: a token has activations of all layers.
 TARGETS_PER_TOKEN = 8
@@ -88,6 +94,43 @@ def rows_of(
         rows.append(order[:count])
         order = order[count:]
     return rows
+
+
+def with_top_tokens(
+    scorer: AnswerScorer,
+    drawn: Sequence[SampledTokens],
+    behind: Sequence[NDArray[np.int64]],
+    top_tokens: int,
+    temperature: float,
+    row_tokens: int,
+) -> list[SampledTokens]:
+    """The sequences with the most likely tokens at each of their positions.
+
+    behind: the tokens of each sequence behind those of its prompt. temperature: that of the draw, at which the logprobs
+    are; 0 counts as 1, as engines have it. row_tokens: of a row of several sequences, at most.
+    """
+    data, told = [CheckedDatum(each, each, {}) for each in behind], list(drawn)
+    parts: list[tuple[Tensor, Tensor]] = []
+
+    def read(logits_nv: Tensor) -> None:
+        logits_nv = logits_nv / (temperature or 1.0)
+        top_nk, tokens_nk = logits_nv.topk(top_tokens)
+        normalizer_n = logits_nv.logsumexp(1, keepdim=True)
+        parts.append((tokens_nk.int().cpu(), (top_nk - normalizer_n).cpu()))
+
+    for row in rows_of(data, row_tokens, 1, packed=scorer.packed):
+        micro = laid_out([data[place] for place in row], packed=scorer.packed)
+        counts = [len(drawn[place].tokens) // 4 for place in row]
+        ends = np.cumsum([len(behind[place]) for place in row]) - 1
+        sampled_n = np.concatenate(list(map(np.arange, ends - counts, ends)))
+        places_n = micro.places_n[sampled_n]
+        scorer.read_logits(micro.tokens_bt, places_n, micro.positions_bt, micro.pieces, read)
+        found = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
+        tops = (np.split(each, np.cumsum(counts)[:-1]) for each in found)
+        for place, top in zip(row, map(MostLikely, *tops), strict=True):
+            told[place] = replace(drawn[place], top=top)
+        parts.clear()
+    return told
 
 
 def staleness_of(data: Iterable[Datum], model: str, steps: int) -> list[tuple[int, int]]:

@@ -75,9 +75,9 @@ from echo2d.learner.tinker.datums import (
     rows_of,
     staleness_metrics,
     staleness_of,
+    with_top_tokens,
 )
 from echo2d.learner.tinker.fatal_call import FatalCall
-from echo2d.learner.tinker.prompt_reader import PromptReader, with_top_tokens
 from echo2d.learner.tinker.slots import (
     PUBLISHED_FILES,
     Adam,
@@ -98,6 +98,7 @@ from echo2d.learner.tinker.sums import (
     targets_of,
 )
 from echo2d.logs import say
+from echo2d.tinker.prompt_reader import PromptReader
 from echo2d.tinker.wire import (
     Datum,
     read_forward_backward,

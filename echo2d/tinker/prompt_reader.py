@@ -1,21 +1,15 @@
-"""What a client asks of a prompt or sample, from the model's logits: a few tokens at a time, so that a long one fits.
+"""What a client asks of a prompt, from the model's logits: a few tokens at a time, so that a long one fits.
 
 Suffixes of names: n = the logits of a block, v = vocabulary, k = top tokens or alternatives, c = cells of the client's
 targets. Row i of logits is for the token i + 1.
 """
-
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echo2d.learner.model.scorer import AnswerScorer
-from echo2d.learner.tinker.datums import CheckedDatum, laid_out, rows_of
-from echo2d.tinker.prompts import MostLikely, PromptCall, PromptScores
-from echo2d.tinker.wire import SampledTokens
+from echo2d.tinker.prompts import PromptCall, PromptScores
 
 
 class PromptReader:
@@ -93,40 +87,3 @@ class PromptReader:
 
     def _here(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
-
-
-def with_top_tokens(
-    scorer: AnswerScorer,
-    drawn: Sequence[SampledTokens],
-    behind: Sequence[NDArray[np.int64]],
-    top_tokens: int,
-    temperature: float,
-    row_tokens: int,
-) -> list[SampledTokens]:
-    """The sequences with the most likely tokens at each of their positions.
-
-    behind: the tokens of each sequence behind those of its prompt. temperature: that of the draw, at which the logprobs
-    are; 0 counts as 1, as engines have it. row_tokens: of a row of several sequences, at most.
-    """
-    data, told = [CheckedDatum(each, each, {}) for each in behind], list(drawn)
-    parts: list[tuple[Tensor, Tensor]] = []
-
-    def read(logits_nv: Tensor) -> None:
-        logits_nv = logits_nv / (temperature or 1.0)
-        top_nk, tokens_nk = logits_nv.topk(top_tokens)
-        normalizer_n = logits_nv.logsumexp(1, keepdim=True)
-        parts.append((tokens_nk.int().cpu(), (top_nk - normalizer_n).cpu()))
-
-    for row in rows_of(data, row_tokens, 1, packed=scorer.packed):
-        micro = laid_out([data[place] for place in row], packed=scorer.packed)
-        counts = [len(drawn[place].tokens) // 4 for place in row]
-        ends = np.cumsum([len(behind[place]) for place in row]) - 1
-        sampled_n = np.concatenate(list(map(np.arange, ends - counts, ends)))
-        places_n = micro.places_n[sampled_n]
-        scorer.read_logits(micro.tokens_bt, places_n, micro.positions_bt, micro.pieces, read)
-        found = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
-        tops = (np.split(each, np.cumsum(counts)[:-1]) for each in found)
-        for place, top in zip(row, map(MostLikely, *tops), strict=True):
-            told[place] = replace(drawn[place], top=top)
-        parts.clear()
-    return told
