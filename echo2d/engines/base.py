@@ -242,7 +242,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ScoringEngine(Engine, Protocol):
-    """An engine that can also score answers of other engines."""
+    """An engine that can also score answers of other engines, and prompts."""
 
     def free_bytes(self) -> int:
         """Bytes that are free now on the engine's device."""
@@ -257,4 +257,11 @@ class ScoringEngine(Engine, Protocol):
         """Score each answer under a held version, with one prefill per answer.
 
         EngineFault: the engine does not hold `label`, or an answer has tokens that the version does not know.
+        """
+
+    async def read_prompt(self, call: bytes, *, label: str) -> bytes:
+        """What a client of the Tinker API asks of a prompt, under a held version.
+
+        call: the body of the learner's order "score". Returns what the learner would answer (`tinker/wire`).
+        EngineFault: the engine does not hold `label`, or cannot read this prompt.
         """

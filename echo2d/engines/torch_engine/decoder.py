@@ -40,6 +40,7 @@ from echo2d.engines.torch_engine.adapters import AdapterTable
 from echo2d.engines.torch_engine.answer_score import CheckedAnswer, score_pass
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
 from echo2d.engines.torch_engine.policy import InferencePolicy, PreparedWeights, build
+from echo2d.engines.torch_engine.prompt_pass import PromptPass
 from echo2d.engines.torch_engine.sampling import draw
 from echo2d.errors import EngineFault
 
@@ -185,6 +186,10 @@ class Decoder:
         """Score answers that other engines wrote, in one forward pass."""
         return score_pass(self.serving(label), together, replay, label)
 
+    def read_prompt(self, prompt: PromptPass, label: str) -> None:
+        """Read the next part of a prompt."""
+        prompt.step(self.serving(label), label)
+
     def abort(self, stream: RequestStream) -> None:
         self._end_where(lambda sample: sample.stream is stream)
 
@@ -247,16 +252,23 @@ class Decoder:
     # --- posted calls and pace
 
     def _do_posted(self) -> None:
-        """Run all posted calls; wait for more while no sample can run or no step is due."""
+        """Run all posted calls; wait for more while no sample can run or no step is due.
+
+        A call that is posted meanwhile, as the next part of a prompt is, lets a due step go first.
+        """
+        left = self._posted.qsize()
         while not self._stopping:
             idle = self._held or not (self.running or self._waiting)
             pause_s = self._next_step_at - time.monotonic()
+            if not (left > 0 or idle or pause_s > 0):
+                return
             try:
                 call = self._posted.get(
                     block=idle or pause_s > 0, timeout=None if idle else max(pause_s, 0.0)
                 )
             except queue.Empty:
                 return
+            left -= 1
             call()
 
     def _pace(self, tokens: int) -> None:

@@ -29,6 +29,7 @@ from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
 from echo2d.engines.torch_engine.answer_score import passes_of
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
+from echo2d.engines.torch_engine.prompt_pass import PromptPass
 from echo2d.errors import EngineFault, OperatorFault
 
 _T = TypeVar("_T")
@@ -222,6 +223,14 @@ class TorchEngine:
                 before = found.get(each.place)
                 found[each.place] = evidence if before is None else before.plus(evidence)
         return [found[place] for place in range(len(answers))]
+
+    async def read_prompt(self, call: bytes, *, label: str) -> bytes:
+        """Read the prompt, a part at a time, between two steps of generation."""
+        decoder = self._started()
+        prompt = PromptPass(decoder.serving(label), call)
+        while not prompt.over:
+            await self._on_decoder(partial(decoder.read_prompt, prompt, label))
+        return prompt.scores()
 
     async def check(self) -> None:
         """Assert the decoder's invariants between two of its turns."""

@@ -115,6 +115,28 @@ class InferencePolicy:
         lengths [rows]: each row's tokens, the new ones included. Rows are right-aligned, see
         `batch.py`. adapters [rows]: the label of each row's adapter; empty: the newest.
         """
+        logits = self._append(tokens, lengths, cache, adapters, 1)
+        experts = self._experts.take(len(tokens))
+        return logits[:, -1], None if experts is None else experts[:, -1].clone()
+
+    def more_logits(self, tokens: Tensor, cache: DynamicCache, adapter: str, last: int) -> Tensor:
+        """Append `tokens` [1, new] to `cache`; return the logits [last, vocab] at the last of them. adapter: its
+        label.
+        """
+        lengths = torch.tensor([cache.get_seq_length() + tokens.shape[1]], device=self.device)
+        logits = self._append(tokens, lengths, cache, (adapter,), last)
+        self._experts.take(1)
+        return logits[0, -last:]
+
+    def _append(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: DynamicCache,
+        adapters: Sequence[str],
+        last: int,
+    ) -> Tensor:
+        """Append `tokens` to `cache` as `next_logits` does; return the logits [rows, at least last, vocab]."""
         if self.adapters is not None:
             self.adapters.use(adapters or (self.adapters.newest,))
         columns = cache.get_seq_length() + tokens.shape[1]
@@ -122,7 +144,7 @@ class InferencePolicy:
         # The logits of all positions of a prefill could take gigabytes. Not every model family can
         # leave them out.
         options: dict[str, object] = (
-            {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+            {"logits_to_keep": last} if "logits_to_keep" in self._accepts else {}
         )
         # Without `position_ids`, some families would count the padding as positions.
         if "position_ids" in self._accepts:
@@ -134,9 +156,8 @@ class InferencePolicy:
             use_cache=True,
             **options,
         )
-        logits: Tensor = output.logits[:, -1]
-        experts = self._experts.take(len(tokens))
-        return logits, None if experts is None else experts[:, -1].clone()
+        logits: Tensor = output.logits
+        return logits
 
     def logits(self, tokens: Tensor, last: int, adapter: str = "") -> Tensor:
         """Return the logits [rows, last, vocab] at the last tokens of whole sequences [rows, columns],
