@@ -17,6 +17,7 @@ else.
                                                             SampleAnswered
     Leaving, Goodbye                                        Drain, DialledBack
     AnswersScored, ScoringFailed     (auditors only)        ScoreAnswers (to auditors)
+    PromptRead                (trusted workers only)        ReadPrompt (to trusted workers)
 
 Tokens travel as little-endian int32 and logprobs as little-endian float32, both as bytes
 (`trajectory.pack_tokens`). Durations are seconds left or seconds measured, never clock values.
@@ -444,6 +445,15 @@ class ScoringFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """Answers a ReadPrompt."""
+
+    order: int
+    scores: bytes  # what the learner would answer
+    fault: str = ""  # why the prompt was not read; empty: it was
+
+
 # --- coordinator -> peer --------------------------------------------------------------------------
 
 
@@ -651,16 +661,26 @@ class ScoreAnswers:
         return VersionKey(self.version, self.digest)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """To a trusted worker: find out what a client of the Tinker API asks of a prompt, under a version that it holds."""
+
+    order: int
+    version: Version
+    digest: Digest
+    call: bytes  # the body of the learner's order "score"
+
+
 ToCoordinator = (
     Hello | Heartbeat | Leaving | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed
     | DeltasKept | SegmentsWanted | EdgeBroken | FrameAccused | TransferReport | VersionVerified
     | ApplyFailed | RefitDone | RefitFailed | LeaseProgress | SampleFinished | LeaseFailed
-    | AnswersScored | ScoringFailed
+    | AnswersScored | ScoringFailed | PromptRead
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges
     | VersionsRevoked | HeldVersions | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
-    | ScoreAnswers
+    | ScoreAnswers | ReadPrompt
 )  # fmt: skip
 
 # The tags are part of the protocol: a tag stays when its class is renamed.
@@ -687,14 +707,16 @@ TO_COORDINATOR = Codec(
         "LeaseFailed": LeaseFailed,
         "AnswersScored": AnswersScored,
         "ScoringFailed": ScoringFailed,
+        "PromptRead": PromptRead,
     },
-    # These carry tokens, or one entry for each lease, peer, segment or version.
+    # These carry tokens or their logprobs, or one entry for each lease, peer, segment or version.
     large=(
         "Hello",
         "DeltasKept",
         "TransferReport",
         "LeaseProgress",
         "SampleFinished",
+        "PromptRead",
     ),
 )
 TO_PEER = Codec(
@@ -714,5 +736,6 @@ TO_PEER = Codec(
         "Drain": Drain,
         "DialledBack": DialledBack,
         "ScoreAnswers": ScoreAnswers,
+        "ReadPrompt": ReadPrompt,
     }
 )

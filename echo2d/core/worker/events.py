@@ -11,6 +11,7 @@ from echo2d.core.protocol.columns import Columns
 from echo2d.core.protocol.control_messages import (
     Finish,
     LeaseGranted,
+    ReadPrompt,
     ScoreAnswers,
     ToCoordinator,
     ToPeer,
@@ -207,9 +208,9 @@ class StartGeneration:
 
 @dataclass(frozen=True, slots=True)
 class StartScoring:
-    """Score these answers of other workers. Orders come one at a time; the reply is a message."""
+    """Score these answers of other workers, or read this prompt. The reply is a message."""
 
-    order: ScoreAnswers
+    order: ScoreAnswers | ReadPrompt
 
 
 @dataclass(frozen=True, slots=True)

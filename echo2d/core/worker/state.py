@@ -39,6 +39,7 @@ from echo2d.core.protocol.control_messages import (
     Leaving,
     PeerKind,
     PlanEdges,
+    ReadPrompt,
     RefitDone,
     RefitFailed,
     Refused,
@@ -340,7 +341,7 @@ class WorkerState:
             case Drain():
                 self._draining = True
                 return []
-            case ScoreAnswers():
+            case ScoreAnswers() | ReadPrompt():
                 return [StartScoring(message)]
             case DialledBack(fault):
                 return self._dialled_back(fault)

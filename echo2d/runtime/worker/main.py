@@ -25,16 +25,19 @@ from typing import Any, Never
 from urllib.parse import urlsplit
 
 from echo2d.config.worker import WorkerConfig
-from echo2d.core.base.ids import FormId, PublishSeq, Version
+from echo2d.core.base.ids import FormId, PublishSeq, Version, version_label
 from echo2d.core.cluster.membership import PEER_NAME_CHARS_MAX
 from echo2d.core.protocol.control_messages import (
     Address,
     Heartbeat,
     Hello,
+    PromptRead,
+    ReadPrompt,
     ScoreAnswers,
     ScoringFailed,
     SegmentPage,
     SignedRoot,
+    ToCoordinator,
     ToPeer,
     Welcome,
 )
@@ -376,16 +379,21 @@ class Worker:
             say(log, logging.WARNING, "refit failed", done.reason, version=done.version)
         self._peer.put(done)
 
-    async def _score(self, order: ScoreAnswers) -> None:
-        """Score answers with a version that is held, on any engine that can."""
+    async def _score(self, order: ScoreAnswers | ReadPrompt) -> None:
+        """Score answers, or read a prompt, with a version that is held, on any engine that can."""
         engine = self._scoring_engine()
         if engine is None:
-            self._control.send(ScoringFailed(order.order, "no engine here can score answers"))
+            self._control.send(_failed(order, "no engine here can score"))
             return
         try:
-            self._control.send(await score_order(engine, order))
+            if isinstance(order, ReadPrompt):
+                label = version_label(order.version, order.digest)
+                scores = await engine.read_prompt(order.call, label=label)
+                self._control.send(PromptRead(order.order, scores))
+            else:
+                self._control.send(await score_order(engine, order))
         except EngineFault as fault:
-            self._control.send(ScoringFailed(order.order, str(fault)))
+            self._control.send(_failed(order, str(fault)))
 
     def _scoring_engine(self) -> ScoringEngine | None:
         """An engine that can score. None: there is none, or it would score with quantized weights."""
@@ -566,6 +574,12 @@ async def _work(
     with Ending() as ending:
         await worker.run(opened)
     return worker.comes_back
+
+
+def _failed(order: ScoreAnswers | ReadPrompt, reason: str) -> ToCoordinator:
+    if isinstance(order, ReadPrompt):
+        return PromptRead(order.order, b"", reason)
+    return ScoringFailed(order.order, reason)
 
 
 def _check_hosts(config: WorkerConfig) -> None:

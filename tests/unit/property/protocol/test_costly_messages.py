@@ -78,7 +78,8 @@ def test_only_kinds_of_messages_with_long_lists_may_be_large(tag: str) -> None:
     data = b"\x92" + msgpack.packb(tag) + msgpack.packb(bytes(100_000))
     with pytest.raises(PeerFault) as refused:
         TO_COORDINATOR.decode(data)
-    large = tag in ("Hello", "DeltasKept", "TransferReport", "LeaseProgress", "SampleFinished")
+    of_tokens = ("LeaseProgress", "SampleFinished", "PromptRead")
+    large = tag in ("Hello", "DeltasKept", "TransferReport", *of_tokens)
     assert ("are allowed" in str(refused.value)) != large
 
 
