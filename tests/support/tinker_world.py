@@ -10,6 +10,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
 from echo2d.core.cluster.events import Persist, Reply, Send
+from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker.events import (
@@ -55,7 +56,10 @@ class TinkerWorld:
         self.versions = PublishedVersions((), PublishSeq(0))
         # The versions that workers were told to hold beside the next one.
         self.holds: list[tuple[int, ...]] = []
-        self.service = TinkerService([BASE], self.versions, clients, hold=self.hold, now=self.now)
+        self.members = Membership("r", 1.0)
+        self.service = TinkerService(
+            [BASE], self.members, self.versions, clients, hold=self.hold, now=self.now
+        )
         self.requests = count(1)
         self.answers: dict[int, Reply] = {}
         self.records: list[Any] = []

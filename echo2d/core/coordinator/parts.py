@@ -94,6 +94,7 @@ def make_parts(
     if rules.tinker:
         tinker = TinkerService(
             rules.tinker,
+            run.members,
             run.versions,
             recovered.clients,
             staleness_max=rules.tinker_staleness_max,

@@ -75,6 +75,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseFailed,
     LeaseProgress,
     Leaving,
+    PromptRead,
     RefitDone,
     RefitFailed,
     Refused,
@@ -345,6 +346,8 @@ class CoordinatorState:
         sent = self._costs.began(peer.peer, hello.boot_id, told, now=now)
         self._statistics.earned.sent(peer.peer, sent)
         verdicts = [] if self._audits is None else self._audits.joined(peer, now=now)
+        if self._tinker is not None:
+            self._tinker.prompts.joined(peer)
         self._activation_loop.changed()
         kept, cancelled, lease_actions = self._scheduler.rejoined(peer, hello.leases, now=now)
         welcome = Welcome(
@@ -474,6 +477,10 @@ class CoordinatorState:
                 if self._audits is None:
                     raise PeerFault("a message about scores, but this run has no [audit]")
                 return self._audits.failed(peer, message)
+            case PromptRead():
+                if self._tinker is None:
+                    raise PeerFault("a message about a prompt, but this run has no [tinker]")
+                return self._tinker.prompt_read(peer, message, now=now)
             case Hello():
                 raise PeerFault("a second hello")
             case _:
@@ -629,6 +636,7 @@ class CoordinatorState:
         actions += self._groups.move(self._groups.late_moves(now=now), now=now)
         actions += self._evaluations.advance(now=now)
         actions += self._scheduler.fill(now=now)
+        actions += [] if self._tinker is None else self._tinker.read_prompts(now=now)
         # Which rows are held out must be known before prompts are drawn.
         if self._evaluations.ready:
             actions += self._groups.draw_ahead(self._scheduler.slots)

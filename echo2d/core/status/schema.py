@@ -477,7 +477,7 @@ class SessionStatus:
     other_weights: int = described(
         "of the samples that wait, those for other weights than the ones that are served"
     )
-    unscored: int = described("samples whose prompts or sequences the learner must score")
+    unscored: int = described("samples whose prompts or sequences wait to be scored")
     checkpoints: int = described("checkpoints of its models")
     cost_usd: float | None = described(
         "its share, by sampled tokens, of what the workers cost since the coordinator started, and the learner's time"

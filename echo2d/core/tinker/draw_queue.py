@@ -54,14 +54,16 @@ class AskedSample:
     order: SampleOrder
     since: float
     tries: int = 0
-    # What the learner found of the prompt: a part of the result. None: it has not looked.
+    # What the learner or a worker found of the prompt: a part of the result. None: neither has looked.
     scores: bytes | None = None
+    # Whether a worker could not read the prompt, so that only the learner does.
+    by_learner: bool = False
     # The sequences, which the learner must score too, and the folder of the weights that draw them.
     drawn: bytes | None = None
     drawn_with: str = BASE
     # It is not drawn again before this time.
     retry_at: float = -math.inf
-    # The version from which workers draw it, or drew it last.
+    # The version from which workers draw it or read its prompt, or did so last.
     version: Version | None = None
     # Whether its client needs it no longer.
     dropped: bool = False
@@ -106,11 +108,6 @@ class DrawQueue(Collection[AskedSample]):
 
     def of(self, folder: str) -> list[AskedSample]:
         return [each for mine in self._places.get(folder, {}).values() for each in mine.values()]
-
-    def whole(self, folder: str) -> bool:
-        """Whether these are the weights of a whole model. KeyError: no sample waits for them."""
-        caller = next(iter(self._places[folder]))
-        return self.first(folder, caller).sampler.whole
 
     def first(self, folder: str, caller: str) -> AskedSample:
         """The next sample of this caller from this folder, also if it rests. KeyError: none waits."""

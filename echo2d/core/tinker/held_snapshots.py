@@ -12,11 +12,11 @@ Not here: the samples themselves (`draw_queue`), how many are drawn at once (`sa
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Version
-from echo2d.core.tinker.draw_queue import DrawQueue
+from echo2d.core.tinker.draw_queue import AskedSample, DrawQueue
 
 # Each takes the memory of an adapter in every engine.
 HELD_MAX = 4
@@ -37,14 +37,19 @@ class _Held:
 class HeldSnapshots:
     """See the module docstring. `now` is monotonic seconds.
 
-    queue: the samples that wait. spread: whether all workers that can hold a version do.
+    queue: the samples that wait to be drawn. prompts: those whose prompts wait to be read. spread: whether all workers
+    that can hold a version do.
     """
 
-    def __init__(self, queue: DrawQueue, spread: Callable[[Version], bool]) -> None:
-        self._queue, self._spread = queue, spread
+    def __init__(
+        self, queue: DrawQueue, prompts: DrawQueue, spread: Callable[[Version], bool]
+    ) -> None:
+        self._queue, self._prompts, self._spread = queue, prompts, spread
+        # Whether workers read prompts, too.
+        self.reads = False
         # By folder, in the order in which they were published.
         self._held: dict[str, _Held] = {}
-        # How many samples workers draw from each version.
+        # How many samples workers draw from each version, and how many prompts they read.
         self._under_way = Counter[Version]()
         # Whether the one that is published next is whole.
         self._whole_comes = False
@@ -63,14 +68,14 @@ class HeldSnapshots:
         return {folder: at for folder, at in self.versions.items() if folder not in closed}
 
     def begun(self, folder: str) -> None:
-        """A sample from this folder is begun."""
+        """A sample from this folder is begun, or its prompt."""
         held = self._held[folder]
         self._turn += 1
         held.used = self._turn
         self._under_way[held.version] += 1
 
     def ended(self, version: Version) -> None:
-        """Workers are done with a sample from this version."""
+        """Workers are done with a sample from this version, or with its prompt."""
         self._under_way[version] -= 1
         if not self._under_way[version]:
             del self._under_way[version]
@@ -90,7 +95,7 @@ class HeldSnapshots:
 
     def make_room(self, folder: str) -> list[Version]:
         """This folder is published now. Returns the versions that stay beside it."""
-        self._whole_comes = self._queue.whole(folder)
+        self._whole_comes = self._whole(folder)
         for each in self._making_room(folder):
             del self._held[each]
         return [each.version for each in self._held.values()]
@@ -98,8 +103,8 @@ class HeldSnapshots:
     def published(self, folder: str, version: Version, *, now: float) -> None:
         self._turn += 1
         self._held[folder] = _Held(version, now, self._whole_comes, self._turn)
-        for caller in self._queue.callers(folder):
-            self._turns[caller] = self._turn
+        for waiting in self._firsts(folder):
+            self._turns[waiting.sampler.caller] = self._turn
 
     def lost(self, version: Version) -> None:
         """No worker holds this version any more."""
@@ -118,18 +123,35 @@ class HeldSnapshots:
     def _next(self) -> str | None:
         """The folder that is published next, of those that are not held."""
         waiting = [
-            (self._turns[caller], self._queue.first(folder, caller).since, place, folder)
-            for place, folder in enumerate(self._queue.folders)
-            if folder not in self._held
-            for caller in self._queue.callers(folder)
+            (self._turns[each.sampler.caller], each.since, place, folder)
+            for place, folder in enumerate(self._lacking())
+            for each in self._firsts(folder)
         ]
         return min(waiting)[3] if waiting else None
+
+    def _queues(self) -> tuple[DrawQueue, ...]:
+        """Of what waits for workers."""
+        return (self._queue, self._prompts) if self.reads else (self._queue,)
+
+    def _lacking(self) -> Iterator[str]:
+        """The folders that are waited for and are not held."""
+        folders = dict.fromkeys(folder for queue in self._queues() for folder in queue.folders)
+        return (each for each in folders if each not in self._held)
+
+    def _firsts(self, folder: str) -> Iterator[AskedSample]:
+        """What waits first for this folder, of each caller."""
+        for queue in self._queues():
+            yield from (queue.first(folder, caller) for caller in queue.callers(folder))
+
+    def _whole(self, folder: str) -> bool:
+        """Whether these are the weights of a whole model, for which a sample waits."""
+        return any(each.sampler.whole for each in self._firsts(folder))
 
     def _making_room(self, folder: str | None) -> list[str]:
         """Those that are held and must go before this folder can be held."""
         if folder is None:
             return []
-        if self._queue.whole(folder) or any(each.whole for each in self._held.values()):
+        if self._whole(folder) or any(each.whole for each in self._held.values()):
             return list(self._held)
         if len(self._held) < HELD_MAX:
             return []
@@ -140,7 +162,7 @@ class HeldSnapshots:
 
     def _idle(self, folder: str) -> bool:
         drawn = self._under_way[self._held[folder].version]
-        return not drawn and folder not in self._queue.folders
+        return not drawn and not any(folder in queue.folders for queue in self._queues())
 
     def _switches(self, now: float) -> bool:
         at = self._switch_at()
@@ -152,12 +174,7 @@ class HeldSnapshots:
         used = [self._held[each].since for each in going if not self._idle(each)]
         if not used:
             return None
-        since = min(
-            self._queue.first(folder, caller).since
-            for folder in self._queue.folders
-            if folder not in self._held
-            for caller in self._queue.callers(folder)
-        )
+        since = min(each.since for folder in self._lacking() for each in self._firsts(folder))
         return max(since, *used) + SNAPSHOT_SWITCH_S
 
     def _spreads_until(self, going: list[str]) -> float | None:

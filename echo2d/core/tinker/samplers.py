@@ -1,18 +1,21 @@
 """The samplers of clients: each draws from the weights that it was opened with, for as long as it lives.
 
-    asked [--> prompt scored by the learner] --> waits --weights held--> drawn by workers [--> scored, too] --> ended
-                                                  ^                          |
-                                                  +--- a worker was lost ----+
+    asked [--> prompt scored] --> waits --weights held--> drawn by workers [--> scored by the learner] --> ended
+                                    ^                          |
+                                    +--- a worker was lost ----+
 
-Of the samples whose weights workers hold, one of the caller for whom the fewest sequences are drawn is next.
-Not here: which weights are held (`held_snapshots`), who may use a sampler (`service`), workers (`core/work/calls`).
+Of the samples whose weights workers hold, one of the caller for whom the fewest sequences are drawn is next. A prompt
+is scored by the learner, or by a worker that may read it and holds the weights, whichever is free first.
+Not here: which workers may read prompts (`prompt_orders`), which weights are held (`held_snapshots`), who may use a
+sampler (`service`), workers (`core/work/calls`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echo2d.core.base.ids import Version
+from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.tinker.draw_queue import BASE, AskedSample, DrawQueue, WeightsSampler
 from echo2d.core.tinker.events import (
     DrawSample,
@@ -29,6 +32,8 @@ CALLER_SAMPLERS_MAX = 256
 # Sequences that workers draw at the same time, of one caller and of all: half of what the gateway's calls may have, so
 # that they are never refused.
 CALLER_DRAWN_MAX, DRAWN_MAX = 192, 384
+# Longer questions about a prompt, and longer answers, do not fit into a message between worker and coordinator.
+READ_BYTES_MAX = 3 << 20
 # A sample that workers failed this often fails.
 DRAW_TRIES_MAX = 5
 
@@ -42,7 +47,7 @@ class SampleQueue:
     # They wait for workers; `other_weights` of them for weights that no worker holds.
     waiting: int = 0
     other_weights: int = 0
-    # Their prompts or sequences wait for the learner.
+    # Their prompts or sequences wait to be scored, or workers read them.
     unscored: int = 0
 
 
@@ -52,10 +57,13 @@ class Samplers:
     def __init__(self, spread: Callable[[Version], bool] = lambda _: True) -> None:
         self._samplers: dict[SamplerName, WeightsSampler] = {}
         self._waiting = DrawQueue()
-        self.held = HeldSnapshots(self._waiting, spread)
-        self._drawn: dict[FutureId, AskedSample] = {}
-        # Those whose prompt or sequences the learner must score next.
+        # Those whose prompts the learner or workers must read next, and those whose prompts workers read now.
+        self._unread = DrawQueue()
+        self._read_now: dict[FutureId, AskedSample] = {}
+        # Those whose prompts or sequences only the learner can score.
         self._unscored: dict[FutureId, AskedSample] = {}
+        self.held = HeldSnapshots(self._waiting, self._unread, spread)
+        self._drawn: dict[FutureId, AskedSample] = {}
         # By caller: sequences under way, samples that are not, and the bytes of all.
         self._sequences, self._waits, self._bytes = Counter[str](), Counter[str](), Counter[str]()
         # When each caller had its last turn to have a sample scored, in turns.
@@ -93,6 +101,7 @@ class Samplers:
         for each in followers:
             before, each.folder, each.steps = each.folder, newest.folder, newest.steps
             self._waiting.moved(each, before)
+            self._unread.moved(each, before)
         return [replace(newest, sampler=each.name) for each in followers]
 
     def get(self, caller: str, name: SamplerName) -> WeightsSampler | None:
@@ -115,27 +124,60 @@ class Samplers:
     # --- samples
 
     def ask(self, sample: AskedSample) -> None:
-        if sample.drawn is not None or (sample.order.scored and sample.scores is None):
+        order = sample.order
+        if sample.drawn is None and (sample.scores is not None or not order.scored):
+            self._waiting.put(sample)
+        elif (
+            sample.drawn is not None
+            or sample.by_learner
+            or max(len(order.scored), order.scores_bytes) > READ_BYTES_MAX
+        ):
             self._unscored[sample.future] = sample
         else:
-            self._waiting.put(sample)
+            self._unread.put(sample)
         self._waits[sample.sampler.caller] += 1
         self._bytes[sample.sampler.caller] += sample.size
 
     @property
     def has_to_score(self) -> bool:
-        return bool(self._unscored)
+        return bool(self._unscored or self._unread)
+
+    @property
+    def has_to_read(self) -> bool:
+        """Whether prompts wait that workers may read."""
+        return bool(self._unread)
 
     def next_to_score(self) -> AskedSample | None:
         """Take the sample whose prompt or sequences the learner must score next."""
-        if not self._unscored:
-            return None
-        turns = self._scored_turn
-        first = min(self._unscored.values(), key=lambda each: turns[each.sampler.caller])
-        self._turns += 1
-        turns[first.sampler.caller] = self._turns
-        self._forget(first)
-        return self._unscored.pop(first.future)
+        first = self._next_turn([*self._unscored.values(), *self._unread])
+        if first is not None:
+            self._unread.take(first.future)
+            self._unscored.pop(first.future, None)
+            self._forget(first)
+        return first
+
+    def next_to_read(self, folders: Mapping[str, VersionKey]) -> AskedSample | None:
+        """Take the sample whose prompt a worker must read next that holds the weights of these folders."""
+        found = [
+            self._unread.first(folder, caller)
+            for folder in folders
+            for caller in self._unread.callers(folder)
+        ]
+        first = self._next_turn(found)
+        if first is not None:
+            self._read_now[first.future] = first
+            self._unread.take(first.future)
+            first.version = folders[first.sampler.folder].version
+            self.held.begun(first.sampler.folder)
+        return first
+
+    def read(self, sample: AskedSample, scores: bytes | None) -> None:
+        """A worker has read this prompt. None: it could not, so the learner must."""
+        if self._stop_reading(sample.future) is None:
+            return
+        self._forget(sample)
+        sample.scores, sample.by_learner = scores, scores is None
+        self.ask(sample)
 
     def waiting(self, caller: str) -> tuple[int, int]:
         """How many samples of this caller wait, and the bytes of all its samples."""
@@ -152,7 +194,7 @@ class Samplers:
         for each in self._waiting:
             found[each.sampler.session].waiting += 1
             found[each.sampler.session].other_weights += each.sampler.folder not in held
-        for each in self._unscored.values():
+        for each in (*self._unscored.values(), *self._unread, *self._read_now.values()):
             found[each.sampler.session].unscored += 1
         return found
 
@@ -174,12 +216,15 @@ class Samplers:
 
     def sample(self, future: FutureId) -> AskedSample | None:
         """The same, also if it is not drawn yet."""
-        found = self._drawn.get(future) or self._waiting.get(future)
-        return found or self._unscored.get(future)
+        asked = self._waiting.get(future) or self._unread.get(future)
+        scored = self._unscored.get(future) or self._read_now.get(future)
+        return self._drawn.get(future) or asked or scored
 
     def drop(self, future: FutureId) -> bool:
         """Forget a sample that its client needs no longer. Returns whether workers draw it now."""
-        if (waits := self._waiting.take(future) or self._unscored.pop(future, None)) is not None:
+        waits = self._waiting.take(future) or self._unread.take(future)
+        waits = waits or self._unscored.pop(future, None) or self._stop_reading(future)
+        if waits is not None:
             self._forget(waits)
         return self._end(future) is not None
 
@@ -219,10 +264,9 @@ class Samplers:
 
     def fail(self, folder: str) -> list[AskedSample]:
         """These weights cannot be published. Returns what waited for them."""
-        lost = self._waiting.of(folder)
+        lost = [*self._waiting.of(folder), *self._unread.of(folder)]
         for each in lost:
-            self._waiting.take(each.future)
-            self._forget(each)
+            self.drop(each.future)
         return lost
 
     def wake_at(self, now: float) -> float | None:
@@ -233,7 +277,24 @@ class Samplers:
     # --- inside
 
     def _all(self) -> list[AskedSample]:
-        return [*self._unscored.values(), *self._waiting, *self._drawn.values()]
+        scored = (*self._unscored.values(), *self._unread, *self._read_now.values())
+        return [*scored, *self._waiting, *self._drawn.values()]
+
+    def _next_turn(self, waiting: Sequence[AskedSample]) -> AskedSample | None:
+        """The first of these of the caller whose last turn was longest ago."""
+        if not waiting:
+            return None
+        first = min(waiting, key=lambda each: self._scored_turn[each.sampler.caller])
+        self._turns += 1
+        self._scored_turn[first.sampler.caller] = self._turns
+        return first
+
+    def _stop_reading(self, future: FutureId) -> AskedSample | None:
+        """Workers read this prompt no longer; None: they do not."""
+        sample = self._read_now.pop(future, None)
+        if sample is not None and sample.version is not None:
+            self.held.ended(sample.version)
+        return sample
 
     def _forget(self, sample: AskedSample) -> None:
         """A sample that is not drawn counts no longer."""
@@ -251,6 +312,7 @@ class Samplers:
     def check(self) -> None:
         assert not self._drawn.keys() & {each.future for each in self._waiting}
         self._waiting.check()
+        self._unread.check()
         self.held.check()
         sequences, waits, sizes = Counter[str](), Counter[str](), Counter[str]()
         for each in self._all():

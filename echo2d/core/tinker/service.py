@@ -22,7 +22,10 @@ from typing import assert_never
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import RequestId, Version
 from echo2d.core.cluster.events import Persist, Reply, Send
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.protocol.control_messages import PromptRead
 from echo2d.core.status.schema import CallerStatus, HeldWeights, SessionStatus, TinkerStatus
 from echo2d.core.tinker.checkpoints import (
     SavedModels,
@@ -69,6 +72,7 @@ from echo2d.core.tinker.figures import Figures, Prices
 from echo2d.core.tinker.futures import Failed, FutureId
 from echo2d.core.tinker.learner_work import Action, LearnerWork
 from echo2d.core.tinker.operations import NumberRefusedError, Operation
+from echo2d.core.tinker.prompt_orders import PromptOrders
 from echo2d.core.tinker.results import Results, future_of
 from echo2d.core.tinker.samplers import Samplers
 
@@ -96,6 +100,7 @@ class TinkerService:
     def __init__(
         self,
         names: Iterable[str],
+        members: Membership,
         versions: PublishedVersions,
         kept: KeptClients,
         *,
@@ -106,6 +111,7 @@ class TinkerService:
     ) -> None:
         self._names = frozenset(names)
         self._samplers, self._figures, self._results = Samplers(spread), Figures(), Results()
+        self.prompts = PromptOrders(self._samplers, members, versions)
         self._checkpoints, self._models = SavedModels(kept.models, kept.checkpoints), ClientModels()
         self._work = LearnerWork(
             self._names,
@@ -168,6 +174,16 @@ class TinkerService:
         self._results.request_gone(request)
         self._work.request_gone(request)
 
+    def prompt_read(self, peer: Peer, message: PromptRead, *, now: float) -> list[Action]:
+        """A worker has read a prompt, or could not. PeerFault: it may not."""
+        self.prompts.answered(peer, message, now=now)
+        return self.advance(now=now)
+
+    def read_prompts(self, *, now: float) -> list[Action]:
+        """Give prompts to workers. Call it when prompts, workers or what they hold may have changed."""
+        given_up = self.prompts.advance(now=now)
+        return [*(self.advance(now=now) if given_up else []), *self.prompts.give(now=now)]
+
     def advance(self, *, now: float) -> list[Action]:
         """End what is over, and give the learner its next operation. Call it when a deadline has passed."""
         actions: list[Action] = [*self._results.forget_told(now=now)]
@@ -187,8 +203,8 @@ class TinkerService:
     def wake_at(self) -> float | None:
         times = [at for sessions in self._sessions.values() for at in sessions.values()]
         expires = self._checkpoints.expires_at
-        switches = self._samplers.wake_at(self._advanced_at)
-        found = [] if switches is None else [switches]
+        waits = (self._samplers.wake_at(self._advanced_at), self.prompts.wake_at())
+        found = [at for at in waits if at is not None]
         found += [*(at + SILENT_S for at in times), *self._models.gaps()]
         if expires is not None and self._wall_at_0 is not None:
             found.append(expires - self._wall_at_0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
+from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.tinker import learner_work
 from echo2d.core.tinker.events import (
@@ -54,7 +55,9 @@ class KilledWorld(TinkerWorld):
         """Another coordinator begins from the ledger. Calls that wait are never answered."""
         kept = self.ledger.recover().clients
         self.versions = PublishedVersions((), PublishSeq(0))
-        self.service = TinkerService([BASE], self.versions, kept, now=self.now)
+        self.service = TinkerService(
+            [BASE], Membership("r", 1.0), self.versions, kept, now=self.now
+        )
         self.service.check()
 
     def kill_learner(self) -> None:

@@ -16,6 +16,7 @@ from echo2d.client.tinker import SAVED_STEPS_MAX
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import PublishSeq, RequestId
 from echo2d.core.cluster.events import Persist, Reply
+from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorEvent, RequestGone
 from echo2d.core.protocol.answer_end import CONTEXT_SPARE
@@ -60,7 +61,7 @@ class Backend:
 
     def __init__(self) -> None:
         versions, now = PublishedVersions((), PublishSeq(0)), time.monotonic()
-        self.service = TinkerService([BASE], versions, KeptClients(), now=now)
+        self.service = TinkerService([BASE], Membership("r", 1.0), versions, KeptClients(), now=now)
         self.requests = PendingRequests(self.take, count(), 100)
         self.records: list[Any] = []
         self.draws: list[Any] = []

@@ -19,9 +19,9 @@ class Weights:
     """What is held, and a queue of samples that are named after their folders and numbers."""
 
     def __init__(self) -> None:
-        self.queue = DrawQueue()
+        self.queue, self.prompts = DrawQueue(), DrawQueue()
         self.spread = True
-        self.held = HeldSnapshots(self.queue, lambda _: self.spread)
+        self.held = HeldSnapshots(self.queue, self.prompts, lambda _: self.spread)
         self.versions = 0
 
     def ask(
