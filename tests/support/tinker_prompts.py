@@ -1,6 +1,9 @@
 """What the official client is told about a prompt, and about samples. The environment of `make nightly-tinker` runs it:
 
-python -m tests.support.tinker_prompts URL BASE_MODEL     TINKER_API_KEY has its key; prints one JSON object
+python -m tests.support.tinker_prompts URL BASE_MODEL             TINKER_API_KEY has its key; prints one JSON object
+python -m tests.support.tinker_prompts URL BASE_MODEL --told      reads words, and answers each with a line of JSON:
+    train     a gradient is asked for; the answer comes at once
+    ask       what is said of a prompt under the base model
 """
 
 import json
@@ -98,5 +101,18 @@ def main(base_url: str, base_model: str) -> None:
     json.dump({"trained": trained, "base": base}, sys.stdout)
 
 
+def serve(base_url: str, base_model: str) -> None:
+    service = tinker.ServiceClient(base_url=base_url)
+    training = service.create_lora_training_client(base_model=base_model, rank=8, seed=1)
+    sampler = service.create_sampling_client(base_model=base_model)
+    inputs = {"target_tokens": TOKENS[1:], "weights": [1.0] * (len(TOKENS) - 1)}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(TOKENS[:-1]), loss_fn_inputs=inputs)
+    for word in map(str.strip, sys.stdin):
+        if word == "train":
+            training.forward_backward([datum], "cross_entropy")
+        sys.stdout.write(json.dumps(ask(sampler) if word == "ask" else None) + "\n")
+        sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (serve if sys.argv[3:] == ["--told"] else main)(*sys.argv[1:3])

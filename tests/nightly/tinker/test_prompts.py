@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from echo2d.client import Coordinator
 from tests.support.paths import REPO, TINKER_ENVIRONMENT
+from tests.support.polling import poll
 from tests.support.tinker_recipes import BASE_MODEL, recipe_model
-from tests.support.tinker_run import tinker_run
+from tests.support.tinker_run import TinkerRun, tinker_run
 
 CLIENT_S = 300.0
+TRUSTED = """
+[audit]
+enabled = true
+trusted = ["box-0"]
+"""
 CLOSE = 1e-4
 # As in `tests/support/tinker_prompts.py`, which only the client's environment can import.
 TOKENS = [5, 61, 7, 300, 7, 42, 5, 61, 9, 11, 250, 3]
@@ -48,6 +56,71 @@ def told(model: Path) -> Told:
     assert ended.returncode == 0, ended.stderr[-4000:]
     found: Told = json.loads(ended.stdout)
     return found
+
+
+class Client:
+    """A client that does what it is told (`tests/support/tinker_prompts.py`)."""
+
+    def __init__(self, run: TinkerRun, home: Path) -> None:
+        python = TINKER_ENVIRONMENT / "venv" / "bin" / "python"
+        self._process = subprocess.Popen(
+            [str(python), "-m", "tests.support.tinker_prompts", run.url, BASE_MODEL, "--told"],
+            cwd=REPO,
+            env={"PATH": os.defpath, "HOME": str(home), "TINKER_API_KEY": run.key()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+def test_a_trusted_worker_reads_prompts_while_the_learner_is_busy(model: Path) -> None:
+    """The learner stands still amid a call. When the worker is killed with a prompt, the learner reads it."""
+    right = logits_of(model, [TOKENS[:-1]])[0].log_softmax(1).numpy()
+    with (
+        tinker_run(model.parent / "read", model, tables=TRUSTED) as run,
+        Client(run, model.parent) as client,
+        Coordinator(
+            run.url, token_file=run.folder / "coordinator" / "tokens" / "viewer.token"
+        ) as coordinator,
+    ):
+
+        def session(key: str) -> int:
+            (found,) = coordinator.status()["tinker"]["sessions"]
+            return int(found[key])
+
+        client.tell("ask")
+        check(client.answer(), right)
+        learner, worker = run.learner, run.programs["box-0"]
+        os.kill(learner.pid, signal.SIGSTOP)
+        client.tell("train")
+        assert client.answer() is None
+        poll(lambda: session("bytes_waiting") > 0)
+        client.tell("ask")
+        check(client.answer(), right)
+        os.kill(worker.pid, signal.SIGSTOP)
+        client.tell("ask")
+        poll(lambda: session("unscored") == 1)
+        worker.kill()
+        os.kill(learner.pid, signal.SIGCONT)
+        worker.start()
+        check(client.answer(), right)
+        assert session("unscored") == 0
 
 
 def check(found: Told, right: NDArray[Any]) -> None:
