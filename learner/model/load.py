@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,12 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
     model.tie_weights()
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
-    weights = model.state_dict(keep_vars=True)
+    read_weights(model.state_dict(keep_vars=True), directory, layout)
+    return model
+
+
+def read_weights(weights: Mapping[str, Tensor], directory: Path, layout: Layout) -> None:
+    """Read this rank's shards of the weights from the files, in place. OperatorFault: as in `fill`."""
     for file, parts in layout.items():
         # A portion has at most 64 MB in the published dtype, or one tensor.
         tensors = VersionTensors(weights, parts)
@@ -114,7 +119,6 @@ def fill(model: Any, directory: Path, layout: Layout, device: torch.device) -> A
                             f"learner.model: {tensor} in {directory / file} holds NaN or infinity: download it "
                             "again, or take another checkpoint"
                         )
-    return model
 
 
 def load_model(directory: Path) -> Any:

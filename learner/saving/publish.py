@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import accumulate, groupby
@@ -26,7 +26,7 @@ from torch import Tensor
 from echo2d.client import Coordinator, build_manifest, weight_files
 from echo2d.learner.ranks.ranks import Channel, Ranks
 from echo2d.learner.saving.files import ASIDE, remove_directory, store_faults, whole_directory
-from echo2d.learner.saving.layout import Layout, WeightPart
+from echo2d.learner.saving.layout import Layout
 from echo2d.learner.saving.shards import Piece, Shards, VersionTensors, published_dtype
 from echo2d.logs import say
 
@@ -34,24 +34,34 @@ INDEX_SUFFIX = ".safetensors.index.json"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 # Keys of config.json; older versions of transformers write the second one.
 DTYPE_KEYS = ("dtype", "torch_dtype")
-_NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # all other published dtypes are integers
+# All other dtypes that are written are integers.
+_NAMED = {torch.bfloat16: "BF16", torch.float32: "F32", torch.bool: "BOOL"}
 
 log = logging.getLogger("echo2d.learner")
 
 
 class SnapshotWriter:
-    """Write versions of the model whose base is in `base` into `root`."""
+    """Write versions of the model whose base is in `base` into `root`. dtype_of: as in `VersionTensors`."""
 
     base_digest = ""  # digest of the base model, for adapters only
 
     def __init__(
-        self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor], layout: Layout
+        self,
+        base: Path,
+        root: Path,
+        run_id: str,
+        weights: Mapping[str, Tensor],
+        layout: Layout,
+        dtype_of: Callable[[Tensor], torch.dtype] = published_dtype,
     ) -> None:
         self._base, self._root, self._run_id = base, root, run_id
         self._companions = companions(base)
-        files = {file: in_order(parts, weights) for file, parts in layout.items()}
+        files = {
+            file: in_order(VersionTensors(weights, parts, dtype_of).dtypes)
+            for file, parts in layout.items()
+        }
         parts = {name: layout[file][name] for file, names in files.items() for name in names}
-        self.tensors = VersionTensors(weights, parts)
+        self.tensors = VersionTensors(weights, parts, dtype_of)
         self._headers = {file: _header(names, self.tensors) for file, names in files.items()}
         # For each tensor: its file, and the byte with which it begins there.
         self._places: dict[str, tuple[str, int]] = {}
@@ -78,18 +88,20 @@ class SnapshotWriter:
         channel: Channel | None = None,
         *,
         durable: bool = True,
+        hashed: bool = True,
     ) -> bytes:
         """Write a version into a directory that is new or empty, and return its manifest. All ranks call this
         together. StoreFault, on every rank: a rank failed; nothing is left.
 
-        pieces: what this rank writes of the tensors, in any order.
+        pieces: what this rank writes of the tensors, in any order. hashed: False: the manifest, for which all bytes are
+        read again, is empty.
         """
         channel = channel or Channel(0, None)
         with store_faults("cannot write the snapshot", directory), ExitStack() as stack:
             whole = whole_directory(directory, durable=durable)
             aside = channel.share(lambda: self._begin(stack.enter_context(whole)))
             errors = channel.gather(self._write_pieces(aside, pieces))
-            return channel.share(lambda: _manifest(aside, errors))
+            return channel.share(lambda: _manifest(aside, errors, hashed=hashed))
 
     def _begin(self, aside: Path) -> Path:
         """Write the companion files and the headers of the others. Runs on rank 0 only."""
@@ -208,17 +220,16 @@ class Publisher:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def in_order(parts: Mapping[str, WeightPart], weights: Mapping[str, Tensor]) -> list[str]:
+def in_order(dtypes: Mapping[str, torch.dtype]) -> list[str]:
     """Order tensors as safetensors does: wide types first, so that all are aligned, then by name."""
-    sizes = {name: published_dtype(weights[part.weight]).itemsize for name, part in parts.items()}
-    return sorted(parts, key=lambda name: (-sizes[name], name))
+    return sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))
 
 
-def _manifest(aside: Path, errors: Sequence[Exception | None]) -> bytes:
+def _manifest(aside: Path, errors: Sequence[Exception | None], *, hashed: bool) -> bytes:
     """The manifest of a version that all ranks have written. errors: of the ranks; the first one is raised."""
     for error in filter(None, errors):
         raise error
-    return build_manifest(aside).encode()
+    return build_manifest(aside).encode() if hashed else b""
 
 
 def _header(names: Sequence[str], tensors: VersionTensors) -> bytes:

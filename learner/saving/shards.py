@@ -1,7 +1,7 @@
 """Copy the weights to host memory, from where each rank writes its part of each tensor.
 
     copy      between two train steps, each rank copies its own shards in bfloat16:
-              2 bytes per parameter over all ranks
+              2 bytes per parameter over all ranks. If no training goes on, each tensor is copied when it is written
     pieces    later, in a thread, while training goes on, the ranks on rank 0's host write their copies; the ranks on
               other hosts send theirs to rank 0, which writes them too
 
@@ -10,7 +10,7 @@ order of the ranks.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,17 +23,24 @@ from echo2d.learner.saving.layout import WeightPart
 
 
 class VersionTensors:
-    """The tensors of a version, by name: their shapes and published dtypes.
+    """The tensors of a version, by name: their shapes and dtypes.
 
-    parts: for each tensor, the weight or the part of a weight that it is.
+    parts: for each tensor, the weight or the part of a weight that it is. dtype_of: the dtype in which a weight is
+    written.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], parts: Mapping[str, WeightPart]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        parts: Mapping[str, WeightPart],
+        dtype_of: Callable[[Tensor], torch.dtype] | None = None,
+    ) -> None:
         self.parts = parts
         self.shapes = {
             name: part.shape(tuple(weights[part.weight].shape)) for name, part in parts.items()
         }
-        self.dtypes = {name: published_dtype(weights[part.weight]) for name, part in parts.items()}
+        dtype_of = dtype_of or published_dtype
+        self.dtypes = {name: dtype_of(weights[part.weight]) for name, part in parts.items()}
 
     def size(self, name: str) -> int:
         """The bytes of a whole tensor."""
@@ -49,18 +56,26 @@ class Piece(NamedTuple):
 
 
 class Shards:
-    """A copy of this rank's shards of `weights`, which may change once this object exists."""
+    """A copy of this rank's shards of `weights`, which may change once this object exists.
+
+    copied: False: nothing is copied before it is written, and the weights must not change until then.
+    """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], tensors: VersionTensors, ranks: Ranks
+        self,
+        weights: Mapping[str, Tensor],
+        tensors: VersionTensors,
+        ranks: Ranks,
+        *,
+        copied: bool = True,
     ) -> None:
-        self._ranks, self._tensors = ranks, tensors
+        self._ranks, self._tensors, self._weights = ranks, tensors, weights
         sharded = {name for name, each in weights.items() if isinstance(each, DTensor)}
         self._rows = {name: len(weights[name]) for name in sharded}
-        self._copies = {
-            name: self._copy(name, weights[tensors.parts[name].weight])
-            for name in self._spans(ranks.rank)
-        }
+        own = self._spans(ranks.rank) if copied else ()
+        self._copies = {name: self._copy(name) for name in own}
+        if copied:
+            self._weights = {}
 
     def pieces(self, channel: Channel, message_bytes: int = 64 << 20) -> Iterator[Piece]:
         """Yield the pieces that this rank writes, and free them: its own, and on rank 0 those of ranks on other hosts.
@@ -72,13 +87,13 @@ class Shards:
         spans = self._spans(rank)
         if rank >= here:
             for names in in_portions(_sizes(spans), message_bytes):
-                channel.send(torch.cat([self._copies.pop(name) for name in names]))
+                channel.send(torch.cat([self._take(name) for name in names]))
             return
         # The ranks begin at different places, because a file takes the bytes of one process at a time.
         names = list(spans)
         first = len(names) * rank // here
         for name in (*names[first:], *names[:first]):
-            yield Piece(name, spans[name].start, self._copies.pop(name))
+            yield Piece(name, spans[name].start, self._take(name))
         for other in range(here, self._ranks.shards) if rank == 0 else ():
             spans = self._spans(other)
             for names in in_portions(_sizes(spans), message_bytes):
@@ -88,7 +103,11 @@ class Shards:
                 starts = (spans[name].start for name in names)
                 yield from map(Piece, names, starts, torch.split(message, sizes))
 
-    def _copy(self, name: str, weight: Tensor) -> Tensor:
+    def _take(self, name: str) -> Tensor:
+        return self._copies.pop(name) if name in self._copies else self._copy(name)
+
+    def _copy(self, name: str) -> Tensor:
+        weight = self._weights[self._tensors.parts[name].weight]
         local = own_shard(weight)
         own = self._tensors.parts[name].of(local, first_row(weight))
         assert own is not None

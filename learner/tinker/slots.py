@@ -30,7 +30,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from echo2d.client import BASE_PIN, OperatorFault, base_pin
-from echo2d.learner.ranks.ranks import layers_of
+from echo2d.learner.model.moments import Moments
+from echo2d.learner.ranks.ranks import layers_of, own_shard, whole
 from echo2d.learner.saving.adapter import PEFT_PREFIX, peft_config
 from echo2d.learner.saving.files import store_faults, sync, whole_directory
 from echo2d.learner.tinker.sums import WrongCall
@@ -81,32 +82,35 @@ class Adam:
                 raise WrongCall(f"{name}: expected {expected}; found {value}")
 
 
-class Slot:
-    """One adapter: for each target layer A [rank, in] and B [out, rank], in float32."""
+class TrainedWeights:
+    """The weights of one model of a client, in float32, with their gradient and AdamW's state.
 
-    def __init__(self, shape: SlotShape, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """pairs: A and B by the name of the layer."""
-        self.shape, self.pairs = shape, pairs
-        self.weights = {
-            f"{layer}.lora_{letter}.weight": weight.requires_grad_()
-            for layer, pair in pairs.items()
-            for letter, weight in zip("AB", pair, strict=True)
-        }
+    optimizer: of these weights. moments: where it keeps its moments; None: it does that itself.
+    """
+
+    # Whether the backward pass itself replaces the gradient by the mean over all ranks, as FSDP2 does.
+    averaged = False
+
+    def __init__(
+        self,
+        shape: SlotShape,
+        weights: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        moments: Moments | None = None,
+    ) -> None:
+        self.shape, self.weights = shape, weights
         # Of the forward_backward calls in the gradient.
         self.tokens, self.seconds = 0, 0.0
-        self._optimizer = torch.optim.AdamW(self.weights.values())
-        for weight in self.weights.values():
+        self._optimizer, self._moments = optimizer, moments
+        for weight in weights.values() if moments is None else ():
+            device = own_shard(weight).device if optimizer.defaults.get("fused") else "cpu"
             zeros = {name: torch.zeros_like(weight) for name in MOMENTS}
-            self._optimizer.state[weight] = {"step": torch.tensor(0.0), **zeros}
-
-    @property
-    def scale(self) -> float:
-        return LORA_ALPHA / self.shape.rank
+            optimizer.state[weight] = {"step": torch.zeros((), device=device), **zeros}
 
     @property
     def memory(self) -> int:
-        """Bytes."""
-        return WEIGHT_BYTES * sum(weight.numel() for weight in self.weights.values())
+        """Bytes of this rank."""
+        return WEIGHT_BYTES * sum(own_shard(weight).numel() for weight in self.weights.values())
 
     @property
     def steps(self) -> int:
@@ -125,21 +129,24 @@ class Slot:
     def step(self, adam: Adam, add_up: Callable[[Tensor], object] = lambda _: None) -> float:
         """Apply the gradient, drop it, and return its norm before clipping. No gradient counts as one of zeros.
 
-        add_up: replaces this rank's part of a gradient by the sum of all ranks' parts. WrongCall: the gradient is not
-        finite. It is dropped, and nothing else changes.
+        add_up: replaces this rank's part of a gradient by the sum of all ranks' parts, unless it is `averaged`.
+        WrongCall: the gradient is not finite. It is dropped, and nothing else changes.
         """
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            add_up(weight.grad)
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(self.weights.values(), adam.grad_clip_norm or math.inf)
-        )
+            if not self.averaged:
+                add_up(weight.grad)
+        most = adam.grad_clip_norm or math.inf
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.weights.values(), most)))
         if math.isfinite(norm):
             (group,) = self._optimizer.param_groups
-            group["lr"], group["betas"] = adam.learning_rate, (adam.beta1, adam.beta2)
+            rate = adam.learning_rate
+            # The optimizer with moments of 8 bits wants a tensor.
+            group["lr"] = torch.tensor(rate) if isinstance(group["lr"], Tensor) else rate
+            group["betas"] = adam.beta1, adam.beta2
             group["eps"], group["weight_decay"] = adam.eps, adam.weight_decay
-            self._optimizer.step()
+            (self._moments or self._optimizer).step()
         self.discard()
         if not math.isfinite(norm):
             raise WrongCall(
@@ -155,7 +162,7 @@ class Slot:
     @torch.no_grad()
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Set weights or moments."""
-        own = self.weights | self.moments
+        own = {**self.weights, **self.moments}
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
 
@@ -163,6 +170,24 @@ class Slot:
         """Say which step the moments are of."""
         for state in self._optimizer.state.values():
             state["step"].fill_(steps)
+
+
+class Slot(TrainedWeights):
+    """One adapter: for each target layer A [rank, in] and B [out, rank]."""
+
+    def __init__(self, shape: SlotShape, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """pairs: A and B by the name of the layer."""
+        self.pairs = pairs
+        weights = {
+            f"{layer}.lora_{letter}.weight": weight.requires_grad_()
+            for layer, pair in pairs.items()
+            for letter, weight in zip("AB", pair, strict=True)
+        }
+        super().__init__(shape, weights, torch.optim.AdamW(weights.values()))
+
+    @property
+    def scale(self) -> float:
+        return LORA_ALPHA / self.shape.rank
 
 
 class Slots:

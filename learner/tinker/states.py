@@ -1,6 +1,6 @@
-"""Write the states of slots after their optimizer steps, beside training.
+"""Write the states of models after their optimizer steps, beside training.
 
-    optimizer step --the slot's files as bytes--> a thread writes them durably --> reported to the coordinator
+    optimizer step --a copy of the state--> a thread writes it durably --> reported to the coordinator
 
 A learner that loads such a state goes on as if it had run the steps itself. A model is at most one state behind: its
 next one waits until the last one is written. A state that cannot be written is not reported, and the next step tries
@@ -9,13 +9,12 @@ again with its own.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.client import StoreFault
-from echo2d.learner.tinker.slots import write_slot
 from echo2d.logs import say
 
 # States in memory, of different models: one is being written, the others wait.
@@ -47,20 +46,23 @@ class SlotStates:
         model: str,
         number: int,
         directory: Path,
-        files_of: Callable[[], Mapping[str, bytes]],
+        copy: Callable[[], Callable[[Path], int]],
     ) -> None:
-        """Have the files written, as soon as there is room for them. number: of the optimizer step."""
+        """Have the state written, as soon as there is room for its copy. number: of the optimizer step.
+
+        copy: copies it, and returns what writes the copy into a directory and returns the bytes there.
+        """
         state = _State(model, number, directory)
         self.wait_for(model)
         while len(self._writing) >= STATES_WAITING_MAX:
             self._wait()
         try:
-            files = files_of()
+            write = copy()
         except (MemoryError, RuntimeError) as error:
             # RuntimeError: so torch says that memory is short. The step itself has succeeded.
             _warn(state, error)
             return
-        self._writing[model] = self._pool.submit(_write, state, files)
+        self._writing[model] = self._pool.submit(_write, state, write)
 
     def written(self) -> tuple[tuple[str, int], ...]:
         """The last step of each model whose state is on disk, as (model, number), without those that were forgotten."""
@@ -100,11 +102,11 @@ class SlotStates:
                     self._written[model] = state
 
 
-def _write(state: _State, files: Mapping[str, bytes]) -> _State | None:
+def _write(state: _State, write: Callable[[Path], int]) -> _State | None:
     """None: it could not be written."""
     began_at = time.monotonic()
     try:
-        size = write_slot(state.directory, files)
+        size = write(state.directory)
     except StoreFault as fault:
         _warn(state, fault)
         return None

@@ -1,27 +1,27 @@
 """Run the training calls of the Tinker API on one model, one after the other.
 
-    create, load            a new slot, under the client's name of the model
+    create, load            a new slot or whole model (`whole_model`), under the client's name of the model
     forward_backward        the logprobs of all targets, and the gradient added to that of the slot, unless forward_only
     optim_step, discard     apply the gradient, or drop it; after a step the slot's state is written (`states`)
-    save                    a slot's directory in learner.out_dir/tinker/RUN_ID
-    publish                 a saved slot, or the base model, as a version that workers serve
-    score                   what a client asks of a prompt, under a saved slot or the base model
+    save                    its directory in learner.out_dir/tinker/RUN_ID
+    publish                 saved weights, or the base model, as a version that workers serve
+    score                   what a client asks of a prompt, under saved weights or the base model
     score_sample            the most likely tokens at each position of a drawn sample, under the weights that drew it
-    keep                    free all other slots, and delete all other directories
+    keep                    free all other models, and delete all other directories
 
 A call is checked before anything is computed, so a call that the client got wrong changes nothing.
 
-Several ranks share the base model (FSDP2), and each has all slots. They run the same calls in step:
+Several ranks share the base model and a whole model (FSDP2), and each has all slots. They run the same calls in step:
 
     checks             on all ranks; if they fail on one rank, the call fails on all
     forward_backward   each rank runs its share of the rows, and keeps its part of the gradient
     optim_step         the parts are added up; then each rank takes the same step
-    files, versions    by rank 0 alone
+    files, versions    by rank 0 alone; those of a whole model by all together
 
 A rank that fails inside a layer leaves the others waiting there, so all processes end. The next learner answers this
 call with the failure (`fatal_call`).
 
-The slots end with this process. For each model a later learner is told to load the state of its last written step, or
+The models end with this process. For each model a later learner is told to load the state of its last written step, or
 to create it again, and then to run what came after.
 
 Datums are packed into rows as answers are (`batch.packing`): each is a piece of its own, whose positions begin at 0. A
@@ -57,10 +57,9 @@ from echo2d.client import (
 )
 from echo2d.core.base.model_config import context_max
 from echo2d.learner.config import LearnerConfig, Place
-from echo2d.learner.model.layers import prepare_layers
-from echo2d.learner.model.load import empty_model, fill
+from echo2d.learner.model.load import read_weights
 from echo2d.learner.model.scorer import AnswerScorer
-from echo2d.learner.ranks.ranks import Ranks, Rendezvous, device_of, layers_of, own_shard
+from echo2d.learner.ranks.ranks import Ranks, Rendezvous, device_of, own_shard
 from echo2d.learner.saving.files import (
     ASIDE,
     make_directory,
@@ -68,7 +67,6 @@ from echo2d.learner.saving.files import (
     store_faults,
     whole_directory,
 )
-from echo2d.learner.saving.layout import layout_of
 from echo2d.learner.tinker.datums import (
     CheckedDatum,
     laid_out,
@@ -84,6 +82,7 @@ from echo2d.learner.tinker.slots import (
     Slot,
     Slots,
     SlotShape,
+    TrainedWeights,
     write_slot,
 )
 from echo2d.learner.tinker.states import SlotStates
@@ -97,6 +96,13 @@ from echo2d.learner.tinker.sums import (
     loss_with,
     targets_of,
 )
+from echo2d.learner.tinker.whole_model import (
+    WholeModel,
+    WholeModels,
+    check_version,
+    scorer_of,
+    take_version,
+)
 from echo2d.logs import say
 from echo2d.tinker.prompt_reader import PromptReader
 from echo2d.tinker.wire import (
@@ -109,9 +115,9 @@ from echo2d.tinker.wire import (
     write_sample_result,
 )
 
-# Slots at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
+# Models at a time. One of rank 32 on a model of 8 billion parameters takes 1.3 GB.
 MODELS_MAX = 64
-# All slots may take this share of the memory beside the base model; the passes need the rest.
+# All of them may take this share of the memory beside the base model; the passes need the rest.
 SLOTS_SHARE_MAX = 0.5
 # Targets of one datum and of one call. The head holds a hidden state for each of those of a datum, and the result has
 # four bytes for each of those of a call.
@@ -119,12 +125,13 @@ TARGETS_MAX, CALL_TARGETS_MAX = 1 << 18, 1 << 22
 # Slots of saved weights in memory.
 SCORED_SLOTS_MAX = 4
 FOLDER = re.compile("[0-9a-f]{1,64}")
+ONE_WHOLE = "one model of full weights at a time: another one must end first"
 
 log = logging.getLogger("echo2d.learner")
 
 
 class Trainer:
-    """The model and its slots. OperatorFault: the configuration does not fit."""
+    """The base model, and the models of clients. OperatorFault: the configuration does not fit."""
 
     def __init__(
         self,
@@ -147,20 +154,16 @@ class Trainer:
             # As `Policy` does: products of float32 factors use TF32.
             torch.set_float32_matmul_precision("high")
         self._config, self._device = config, ranks.device
-        model = empty_model(config.model).requires_grad_(requires_grad=False)
-        layout = layout_of(model, config.model)
-        prepare_layers(model, config, ranks.device)
-        # There is no dropout.
-        self.model = fill(ranks.shard(model, config), config.model, layout, ranks.device).eval()
-        self._scorer = AnswerScorer(self.model, packing=config.packing)
-        # Layers save memory (learner.recompute) only if they themselves, not their parts, are in training.
-        for layer in layers_of(self.model):
-            layer.training = True
+        self._scorer, self._layout = scorer_of(config, ranks, config.model, trained=False)
+        self.model = self._scorer.model
+        # The folder of full weights that the model has now (""): its own; None: reading failed.
+        self._filled: str | None = ""
         digest = ranks.share(lambda: base_digest(config.model))
         self._factory = Slots(self.model, config.model, digest)
+        self._wholes = WholeModels(config, ranks, self._layout, self.model, digest)
         # Draws the seeds that clients leave open, the same ones on all ranks.
         self._seeds = random.Random(ranks.share(lambda: secrets.randbits(63)))
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, TrainedWeights] = {}
         self.states = SlotStates()
         self._slots_bytes_max = SLOTS_SHARE_MAX * _memory_beside(self.model, ranks)
         # Slots of saved weights by folder, that score prompts.
@@ -203,9 +206,9 @@ class Trainer:
         slot = self._slots.get(model)
         match operation.kind:
             case "create":
-                return self._create(model, arguments)
+                return self._in_step(operation, self._create(model, arguments))
             case "load":
-                return self._load(model, arguments)
+                return self._in_step(operation, self._load(model, arguments))
             case "publish":
                 return partial(self.ranks.share, partial(self._publish_snapshot, arguments))
             case "score":
@@ -224,7 +227,7 @@ class Trainer:
             case "discard":
                 return partial(self._discard, slot)
             case "save":
-                return partial(self.ranks.share, partial(self._save, model, slot, arguments))
+                return self._save(model, slot, arguments)
         return _failing(f"this learner does not know the call {operation.kind!r}")
 
     def _in_step(
@@ -258,12 +261,12 @@ class Trainer:
             shutil.rmtree(left, ignore_errors=True)
 
     def _create(self, model: str, arguments: Mapping[str, Any]) -> Callable[[], OperationResult]:
-        if not arguments["rank"]:
-            return _failing("rank 0 (full weights) is not there yet", "user")
         names = "rank", "train_attn", "train_mlp", "train_unembed"
         shape = SlotShape(**{name: arguments[name] for name in names})
         drawn = self._seeds.getrandbits(63)
         self._check_room(model, shape)
+        if not shape.rank:
+            return partial(self._make_whole, model, self._wholes.create)
         slot = self._factory.create(
             shape, drawn if arguments["seed"] is None else arguments["seed"]
         )
@@ -283,9 +286,14 @@ class Trainer:
 
     def _load(self, model: str, arguments: Mapping[str, Any]) -> Callable[[], OperationResult]:
         began_at = time.monotonic()
-        directory = self._directory(arguments)
-        self._check_room(model, self._factory.shape_of(directory))
-        slot = self._factory.load(directory, optimizer=arguments["optimizer"])
+        directory, optimizer = self._directory(arguments), arguments["optimizer"]
+        shape = self._factory.shape_of(directory)
+        self._check_room(model, shape)
+        if not shape.rank:
+            self._wholes.check(directory, optimizer=optimizer)
+            load = partial(self._wholes.load, directory, optimizer=optimizer)
+            return partial(self._make_whole, model, load)
+        slot = self._factory.load(directory, optimizer=optimizer)
 
         def keep() -> OperationResult:
             self._slots[model] = slot
@@ -296,15 +304,27 @@ class Trainer:
 
         return keep
 
+    def _make_whole(self, model: str, make: Callable[[], WholeModel]) -> OperationResult:
+        began_at = time.monotonic()
+        # It frees the memory for the one that takes its place.
+        self._slots.pop(model, None)
+        made = self._slots[model] = make()
+        told = {"rank": 0, "steps": made.steps, "seconds": _since(began_at)}
+        self._tell(logging.INFO, "made", model=model, **told)
+        return {"rank": 0}
+
     def _check_room(self, model: str, shape: SlotShape) -> None:
-        """WrongCall: a slot of this shape would be one too many, or too large. It replaces one of the same model."""
-        others = [slot.memory for name, slot in self._slots.items() if name != model]
+        """WrongCall: a model of this shape would be one too many, or too large. It replaces one of the same name."""
+        others = [each for name, each in self._slots.items() if name != model]
         if len(others) >= MODELS_MAX:
             raise WrongCall(f"expected at most {MODELS_MAX} models at a time; one must end first")
-        needed, most = sum(others) + self._factory.memory_of(shape), self._slots_bytes_max
+        if not shape.rank and any(isinstance(each, WholeModel) for each in others):
+            raise WrongCall(ONE_WHOLE)
+        own = self._factory.memory_of(shape) if shape.rank else self._wholes.memory
+        needed, most = sum(each.memory for each in others) + own, self._slots_bytes_max
         if needed > most:
             raise WrongCall(
-                f"expected at most {most / 1e9:.3g} GB for the adapters of all models with their optimizer states; "
+                f"expected at most {most / 1e9:.3g} GB for the weights of all models with their optimizer states; "
                 f"with this one they need {needed / 1e9:.3g} GB"
             )
 
@@ -326,8 +346,10 @@ class Trainer:
                 self._undeleted.add(left)
                 log.warning("cannot delete %s: delete it by hand", left)
 
-    def _optim_step(self, operation: TinkerOperation, slot: Slot) -> Callable[[], OperationResult]:
-        """Apply the gradient, and have the slot's state written to the folder of the order, unless it names none."""
+    def _optim_step(
+        self, operation: TinkerOperation, slot: TrainedWeights
+    ) -> Callable[[], OperationResult]:
+        """Apply the gradient, and have the state written to the folder of the order, unless it names none."""
         model, settings = operation.model, dict(operation.arguments)
         folder = settings.pop("folder", "")
         directory = self._directory({"folder": folder}) if folder else None
@@ -339,24 +361,51 @@ class Trainer:
             said = {"step": slot.steps, "grad_norm": f"{norm:.4g}", "tokens": tokens}
             seconds = spent_s + time.monotonic() - began_at
             self._tell(logging.INFO, "stepped", model=model, **said, seconds=f"{seconds:.1f}")
-            if directory is not None and self.ranks.leads:
-                files_of = partial(self._factory.files_of, slot, optimizer=True)
-                self.states.write(model, operation.number, directory, files_of)
+            if directory is not None:
+                self._write_state(operation, slot, directory)
             return {"metrics": {"grad_norm": norm}, "tokens": tokens, "seconds": seconds}
 
         return step
 
-    def _discard(self, slot: Slot) -> OperationResult:
+    def _write_state(
+        self, operation: TinkerOperation, slot: TrainedWeights, directory: Path
+    ) -> None:
+        copy: Callable[[], Callable[[Path], int]] | None = None
+        if isinstance(slot, WholeModel):
+            if self.ranks.share(lambda: slot.state_due):
+                copy = partial(self._wholes.copy, slot)
+        elif self.ranks.leads:
+            assert isinstance(slot, Slot)
+            copy = partial(self._copied, slot)
+        if copy is not None:
+            self.states.write(operation.model, operation.number, directory, copy)
+
+    def _copied(self, slot: Slot) -> Callable[[Path], int]:
+        return partial(write_slot, files=self._factory.files_of(slot, optimizer=True))
+
+    def _discard(self, slot: TrainedWeights) -> OperationResult:
         slot.discard()
         return {}
 
-    def _save(self, model: str, slot: Slot, arguments: Mapping[str, Any]) -> OperationResult:
-        began_at, directory = time.monotonic(), self._directory(arguments)
-        files = self._factory.files_of(slot, optimizer=arguments["optimizer"])
-        written = write_slot(directory, files)
-        told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
-        self._tell(logging.INFO, "saved", model=model, steps=slot.steps, **told)
-        return {"bytes": written, "steps": slot.steps}
+    def _save(
+        self, model: str, slot: TrainedWeights, arguments: Mapping[str, Any]
+    ) -> Callable[[], OperationResult]:
+        directory, optimizer = self._directory(arguments), arguments["optimizer"]
+
+        def write() -> int:
+            if isinstance(slot, WholeModel):
+                return self._wholes.save(slot, directory, optimizer=optimizer)
+            assert isinstance(slot, Slot)
+            files = self._factory.files_of(slot, optimizer=optimizer)
+            return self.ranks.share(lambda: write_slot(directory, files))
+
+        def save() -> OperationResult:
+            began_at, written = time.monotonic(), write()
+            told = {"folder": directory.name, "bytes": written, "seconds": _since(began_at)}
+            self._tell(logging.INFO, "saved", model=model, steps=slot.steps, **told)
+            return {"bytes": written, "steps": slot.steps}
+
+        return save
 
     def _publish_snapshot(self, arguments: Mapping[str, Any]) -> OperationResult:
         if self._publish is None:
@@ -367,16 +416,20 @@ class Trainer:
 
     @contextlib.contextmanager
     def _snapshot(self, arguments: Mapping[str, Any]) -> Iterator[Path]:
-        """A directory to publish, with the adapter of a saved slot, or with one that changes nothing (folder: "")."""
+        """A directory to publish, with saved weights, or with an adapter that changes nothing (folder: "")."""
         directory = self._config.snapshot_root / f"tinker-{arguments['version']}"
         remove_directory(directory)
         with store_faults("cannot write the snapshot", directory):
             with whole_directory(directory, durable=False) as aside:
                 if arguments["folder"]:
                     source = self._directory(arguments)
-                    for name in PUBLISHED_FILES:
-                        shutil.copy(source / name, aside)
-                    self._published = self._factory.shape_of(source)
+                    shape = self._factory.shape_of(source)
+                    if shape.rank:
+                        self._published = shape
+                        for name in PUBLISHED_FILES:
+                            shutil.copy(source / name, aside)
+                    else:
+                        take_version(source, aside)
                 else:
                     self._factory.write_nothing(aside, self._published)
             try:
@@ -391,7 +444,7 @@ class Trainer:
         return self._root / folder
 
     def _forward_backward(
-        self, model: str, slot: Slot, arguments: Mapping[str, Any], body: bytes
+        self, model: str, slot: TrainedWeights, arguments: Mapping[str, Any], body: bytes
     ) -> Callable[[], OperationResult]:
         began_at, call = time.monotonic(), read_forward_backward(body)
         learns = not call.head.forward_only
@@ -411,11 +464,17 @@ class Trainer:
                 f"{TARGETS}: expected at most {CALL_TARGETS_MAX} in a call; found {targets}"
             )
         tokens = sum(len(each.tokens_t) for each in data)
+        if isinstance(slot, Slot):
+            self._fill("")
 
         def compute() -> OperationResult:
-            with self._factory.using(slot), torch.set_grad_enabled(learns):
-                own = self._own_share(data, loss, learns=learns)
+            # The factor turns a mean into a sum.
+            factor = self.ranks.size if slot.averaged else 1
+            with self._using(slot) as scorer, torch.set_grad_enabled(learns):
+                own = self._own_share(data, loss, scorer, factor if learns else 0)
             parts = self.ranks.gather(own)
+            if learns and isinstance(slot, WholeModel):
+                slot.unsaved += len(body)
             if learns:
                 slot.tokens += tokens
                 slot.seconds += time.monotonic() - began_at
@@ -432,20 +491,41 @@ class Trainer:
 
         return compute
 
+    @contextlib.contextmanager
+    def _using(self, slot: TrainedWeights | None) -> Iterator[AnswerScorer]:
+        """What runs this model in the block, backward passes included. None: the model that `_fill` has filled."""
+        if isinstance(slot, WholeModel):
+            yield slot.scorer
+            return
+        assert slot is None or isinstance(slot, Slot)
+        with self._factory.using(slot):
+            yield self._scorer
+
+    def _fill(self, folder: str) -> None:
+        """Give the frozen model the full weights in this folder; empty: its own. It reads them if it has others."""
+        if self._filled == folder:
+            return
+        directory = self._directory({"folder": folder}) if folder else self._config.model
+        self._filled = None
+        read_weights(self.model.state_dict(keep_vars=True), directory, self._layout)
+        self._filled = folder
+
     def _own_share(
-        self, data: Sequence[CheckedDatum], loss: Loss, *, learns: bool
+        self, data: Sequence[CheckedDatum], loss: Loss, scorer: AnswerScorer, factor: int
     ) -> tuple[float, dict[int, NDArray[np.float32]]]:
-        """The sum of the losses of this rank's rows, and the logprobs of their datums by their places."""
+        """The sum of the losses of this rank's rows, and the logprobs of their datums by their places. factor: of the
+        loss in the backward pass; 0: there is none.
+        """
         ranks, total = self.ranks, 0.0
         logprobs: dict[int, NDArray[np.float32]] = {}
-        most, packed = self._config.micro_batch_tokens, self._scorer.packed
+        most, packed = self._config.micro_batch_tokens, scorer.packed
         rows = rows_of(data, most, ranks.size, packed=packed)
         # All ranks run their first row together, then their second one, and so on.
         while len(rows) % ranks.size:
             rows.append([])
         for places in rows[ranks.rank :: ranks.size]:
             row = [data[place] for place in places]
-            losses, found_n = self._compute(row or [data[0].empty], loss, learns=learns)
+            losses, found_n = self._compute(row or [data[0].empty], loss, scorer, factor)
             total += losses
             ends = np.cumsum([each.targets.size for each in row])[:-1]
             for place, own in zip(places, np.split(found_n, ends), strict=bool(row)):
@@ -465,8 +545,8 @@ class Trainer:
                 micro = laid_out([row], packed=self._scorer.packed)
                 places_n = micro.places_n[reader.rows_n]
                 parts = micro.tokens_bt, places_n, micro.positions_bt, micro.pieces
-                with self._factory.using(slot):
-                    self._scorer.read_logits(*parts, reader.read)
+                with self._using(slot) as scorer:
+                    scorer.read_logits(*parts, reader.read)
             return write_prompt_scores(call, reader.scores)
 
         return read
@@ -483,18 +563,26 @@ class Trainer:
         how = arguments["top_tokens"], arguments["temperature"], self._config.micro_batch_tokens
 
         def read() -> OperationResult:
-            with self._factory.using(slot):
-                return write_sample_result(with_top_tokens(self._scorer, drawn, behind, *how))
+            with self._using(slot) as scorer:
+                return write_sample_result(with_top_tokens(scorer, drawn, behind, *how))
 
         return read
 
     def _snapshot_slot(self, folder: str) -> Slot | None:
-        """The slot of saved weights, of which the last few stay in memory; None: the base model."""
-        if not folder:
-            return None
+        """The slot of saved weights, of which the last few stay in memory; None: the base model, or full weights,
+        which the frozen model has then.
+        """
         slot = self._scored.pop(folder, None)
+        if folder and slot is None:
+            directory = self._directory({"folder": folder})
+            if not self._factory.shape_of(directory).rank:
+                check_version(directory)
+                self._fill(folder)
+                return None
+            slot = self._factory.load(directory, optimizer=False)
+        self._fill("")
         if slot is None:
-            slot = self._factory.load(self._directory({"folder": folder}), optimizer=False)
+            return None
         self._scored[folder] = slot
         while len(self._scored) > SCORED_SLOTS_MAX:
             del self._scored[next(iter(self._scored))]
@@ -522,12 +610,12 @@ class Trainer:
         return CheckedDatum(datum.tokens_t, targets, given_of(loss, inputs, targets.shape))
 
     def _compute(
-        self, row: Sequence[CheckedDatum], loss: Loss, *, learns: bool
+        self, row: Sequence[CheckedDatum], loss: Loss, scorer: AnswerScorer, factor: int
     ) -> tuple[float, NDArray[np.float32]]:
-        """The sum of the losses of one micro-batch, and its logprobs [n]. learns: with the backward pass."""
-        micro = laid_out(row, packed=self._scorer.packed)
+        """The sum of the losses of one micro-batch, and its logprobs [n]. factor: as in `_own_share`."""
+        micro = laid_out(row, packed=scorer.packed)
         targets_n = np.concatenate([each.targets.reshape(-1) for each in row])
-        logprobs_n = self._scorer.score_targets(
+        logprobs_n = scorer.score_targets(
             micro.tokens_bt, micro.places_n, targets_n, micro.positions_bt, micro.pieces
         ).logprobs_n
         given = {
@@ -541,8 +629,8 @@ class Trainer:
             torch.from_numpy(datums_n).to(self._device),
         )
         losses_n = loss.of_targets(targets)
-        if learns:
-            torch.autograd.backward(losses_n.sum())
+        if factor:
+            torch.autograd.backward(losses_n.sum() * factor)
         return float(losses_n.detach().double().sum()), logprobs_n.detach().cpu().numpy()
 
 

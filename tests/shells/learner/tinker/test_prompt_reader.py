@@ -14,6 +14,7 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model import logprobs
 from echo2d.learner.model.load import load_model
+from echo2d.learner.tinker.slots import Slot
 from echo2d.learner.tinker.sums import WrongCall
 from echo2d.learner.tinker.trainer import Trainer
 from echo2d.tinker import messages_pb2 as pb
@@ -79,6 +80,7 @@ def whole(
 
 def right_logprobs(config: LearnerConfig, trainer: Trainer, *, adapter: bool) -> NDArray[Any]:
     base, slot = load_model(config.model).double(), trainer._slots[MODEL]
+    assert isinstance(slot, Slot)
     weights = {name: each.detach().double() for name, each in slot.weights.items()}
     merged = merged_weights(base, slot.pairs if adapter else (), weights)
     logits = functional_call(base, merged, (torch.tensor([TOKENS[:-1].tolist()]),)).logits[0]

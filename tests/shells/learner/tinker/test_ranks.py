@@ -4,11 +4,12 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -16,10 +17,11 @@ from echo2d.client import OperationFailed, OperationResult, TinkerOperation
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.scorer import AnswerScorer
-from echo2d.learner.ranks.ranks import Ranks
+from echo2d.learner.ranks.ranks import Ranks, whole
 from echo2d.learner.tinker.serve import serve
 from echo2d.learner.tinker.slots import Slots
 from echo2d.learner.tinker.trainer import Trainer
+from echo2d.learner.tinker.whole_model import WholeModel, WholeModels
 from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.wire import SampledTokens, write_sample_result
 from tests.support.forked_ranks import outcomes_of
@@ -40,6 +42,8 @@ RANKS = 2
 ERROR_MAX = 1e-6
 SERVED = "served"
 OTHER = "s:train:1"
+# AdamW multiplies the rounding of small gradients by learning_rate / eps.
+GENTLE = {"learning_rate": 1e-3, "eps": 1e-4}
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +106,7 @@ def on_ranks(
             serve(trainer, source, stopped=lambda: source is not None and source.over)
         finally:
             slot = trainer._slots.get(MODEL)
-            kept = slot and {name: each.detach() for name, each in slot.weights.items()}
+            kept = slot and {name: whole(each.detach()) for name, each in slot.weights.items()}
             left = kept, coordinator.results, coordinator
             (folder / f"left-{rank}").write_bytes(pickle.dumps(left))
         return SERVED
@@ -207,6 +211,81 @@ def check_same(operation: TinkerOperation, mine: OperationResult, its: Operation
         assert mine == its
 
 
+WHOLE_CALLS = (
+    call("create", number=0, **{**CREATE, "rank": 0}),
+    call("create", OTHER, number=0, **CREATE),
+    fb(1),
+    fb(2, lengths=(4,)),
+    call("optim_step", number=3, folder="03", **{**ADAM, **GENTLE}),
+    fb(4, OTHER),
+    forward_backward(rows(6), number=6, forward_only=True),
+    fb(9),
+    call("optim_step", number=10, folder="", **{**ADAM, **GENTLE, "grad_clip_norm": 0.5}),
+    call("save", number=11, folder="aa", optimizer=True),
+    call("save", number=12, folder="bb", optimizer=False),
+    prompt("bb"),
+    prompt(""),
+    call("publish", "", version=3, folder="bb"),
+    fb(13),
+    call("optim_step", number=14, folder="", **{**ADAM, **GENTLE}),
+    call("load", number=11, folder="aa", optimizer=True),
+    call("create", "s:train:2", number=0, **{**CREATE, "rank": 0}),
+    call("keep", "", models=[MODEL, OTHER], folders=["aa", "bb"]),
+    fb(15),
+    call("optim_step", number=16, folder="", **{**ADAM, **GENTLE}),
+)
+
+
+@pytest.mark.parametrize("moments", ["device", "host"])
+def test_ranks_have_the_full_weights_of_one_rank(
+    shared: LearnerConfig, tmp_path: Path, moments: Literal["device", "host"]
+) -> None:
+    config = dataclasses.replace(shared, moments=moments)
+    trainer, expected = alone(config, *WHOLE_CALLS)
+    said, results, weights, coordinator = on_ranks(
+        config, tmp_path, *WHOLE_CALLS, prepare=unchanged
+    )
+    assert said == [SERVED] * RANKS
+    for operation, mine, its in zip(WHOLE_CALLS, results, expected.results, strict=True):
+        check_same(operation, mine, its)
+    for name, weight in trainer._slots[MODEL].weights.items():
+        assert float((weights[0][name] - weight.detach()).abs().max()) < ERROR_MAX
+        assert all(torch.equal(weights[0][name], each[name]) for each in weights)
+    assert coordinator.published == expected.published
+    assert coordinator.saved == [(MODEL, 3)]
+    root = config.out_dir / "tinker"
+    assert {path.name for path in (root / "run").iterdir()} == {"aa", "bb"}
+    check_loaded_by_another_number_of_ranks(config, root, trainer, tmp_path)
+
+
+def check_loaded_by_another_number_of_ranks(
+    config: LearnerConfig, root: Path, trainer: Trainer, folder: Path
+) -> None:
+    """What two ranks saved is what one rank saved, and each loads the folders of the other."""
+    for name in ("aa", "bb"):
+        for path in (root / "alone" / name).glob("*.safetensors"):
+            one, other = load_file(path), load_file(root / "run" / name / path.name)
+            assert one.keys() == other.keys()
+            for tensor in one:
+                error = (one[tensor].float() - other[tensor].float()).abs().max()
+                most = ERROR_MAX if name == "aa" else float(one[tensor].abs().max()) / 128
+                assert float(error) <= most, (path, tensor)
+    loads = (
+        call("load", number=11, folder="aa", optimizer=True),
+        fb(15),
+        call("optim_step", number=16, folder="", **{**ADAM, **GENTLE}),
+    )
+    (root / "run" / "aa").rename(root / "kept")
+    (root / "alone" / "aa").rename(root / "run" / "aa")
+    (root / "kept").rename(root / "alone" / "aa")
+    again, _ = alone(config, *loads)
+    said, _, weights, _ = on_ranks(config, folder, *loads, prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    for name, weight in trainer._slots[MODEL].weights.items():
+        for found in (again._slots[MODEL].weights[name].detach(), weights[0][name]):
+            assert float((found - weight.detach()).abs().max()) < ERROR_MAX
+
+
 def failing_on_the_second_rank(owner: type, name: str) -> Callable[[int], None]:
     """The first call of this method on rank 1 fails."""
 
@@ -221,6 +300,31 @@ def failing_on_the_second_rank(owner: type, name: str) -> Callable[[int], None]:
             setattr(owner, name, fails)
 
     return prepare
+
+
+def test_full_weights_that_do_not_fit_one_rank_end_all_and_the_next_learner_says_so(
+    shared: LearnerConfig, tmp_path: Path
+) -> None:
+    calls = call("create", number=0, **{**CREATE, "rank": 0}), call("create", OTHER, **CREATE)
+    prepare = failing_on_the_second_rank(WholeModels, "create")
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=prepare)
+    assert said[1] == "OutOfMemoryError: no memory is left"
+    assert said[0] != SERVED
+    assert results == []
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    assert results == [NO_MEMORY, {}]
+
+
+def test_a_state_that_one_rank_cannot_copy_is_not_written(
+    shared: LearnerConfig, tmp_path: Path
+) -> None:
+    calls = call("create", number=0, **{**CREATE, "rank": 0}), fb(1), step(2), fb(3), step(4)
+    prepare = failing_on_the_second_rank(WholeModel, "saved_tensors")
+    said, results, _, coordinator = on_ranks(shared, tmp_path, *calls, prepare=prepare)
+    assert said == [SERVED] * RANKS
+    assert not any(isinstance(each, OperationFailed) for each in results)
+    assert coordinator.saved in ([], [(MODEL, 4)])
 
 
 NO_MEMORY = OperationFailed("OutOfMemoryError: no memory is left", "server")

@@ -16,6 +16,7 @@ from echo2d.client import OperationFailed
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.saving import files
 from echo2d.learner.tinker import states
+from echo2d.learner.tinker import trainer as trainers
 from echo2d.learner.tinker.serve import result_of
 from echo2d.learner.tinker.slots import Slots, write_slot
 from echo2d.learner.tinker.states import STATES_WAITING_MAX
@@ -93,9 +94,9 @@ class Writes:
         self._waited = threading.Event()
         serialise = Slots.files_of
 
-        def write_late(directory: Path, contents: Mapping[str, bytes]) -> int:
+        def write_late(directory: Path, files: Mapping[str, bytes]) -> int:
             assert self._waited.wait(60.0)
-            written = write_slot(directory, contents)
+            written = write_slot(directory, files)
             self.events.append(f"write {directory.name}")
             return written
 
@@ -107,7 +108,7 @@ class Writes:
             self._waited.set()
             return wait(writing, **how)
 
-        monkeypatch.setattr(states, "write_slot", write_late)
+        monkeypatch.setattr(trainers, "write_slot", write_late)
         monkeypatch.setattr(Slots, "files_of", serialised)
         monkeypatch.setattr(states, "wait", waited)
 

@@ -86,7 +86,9 @@ def step(
 
 
 def slot_of(trainer: Trainer, model: str = MODEL) -> Slot:
-    return trainer._slots[model]
+    found = trainer._slots[model]
+    assert isinstance(found, Slot)
+    return found
 
 
 def slopes(trainer: Trainer) -> list[Tensor]:
@@ -293,11 +295,6 @@ def test_an_unknown_call_is_the_servers_failure(trainer: Trainer) -> None:
     assert found == OperationFailed("this learner does not know the call 'merge'", "server")
 
 
-def test_full_weights_are_refused(trainer: Trainer) -> None:
-    found = trainer.run(call("create", OTHER, **{**CREATE, "rank": 0}))
-    assert found == OperationFailed("rank 0 (full weights) is not there yet")
-
-
 def test_the_log_says_once_that_the_head_is_not_trained(
     trainer: Trainer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,7 +326,7 @@ def test_there_is_a_limit_of_memory(trainer: Trainer, config: LearnerConfig) -> 
         call("load", "one more", folder="0a", optimizer=False),
     ):
         assert result_of(trainer, refused) == OperationFailed(
-            f"expected at most {most} for the adapters of all models with their optimizer states; "
+            f"expected at most {most} for the weights of all models with their optimizer states; "
             f"with this one they need {with_it}"
         )
     assert trainer.run(call("create", **CREATE)) == {}, "it takes the place of the same one"
