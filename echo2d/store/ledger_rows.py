@@ -83,7 +83,7 @@ from echo2d.store.row_sums import SummedSchema
 # Counters that `mark_restored` sets: all epochs and publish numbers up to their values may be used already.
 EPOCH_FLOOR: Final = "epoch_floor"
 PUBLISH_FLOOR: Final = "publish_floor"
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 SCHEMA = SummedSchema(
     """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

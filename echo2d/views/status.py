@@ -353,7 +353,7 @@ def _models_words(models: Sequence[ClientModelStatus]) -> str:
 
 def _model_words(model: ClientModelStatus) -> str:
     rank = "not made yet" if model.rank is None else f"rank {model.rank}"
-    return f"{model.model.partition(':')[2]}, {rank}"
+    return f"{model.model.partition(':')[2]}, {rank if model.rank != 0 else 'full weights'}"
 
 
 def _labelled(label: str, words: str) -> Table:

@@ -10,7 +10,7 @@ const OF_TRAINING = ["curves-section", "staleness-section", "capacity-section", 
 const short = session => session.slice(0, 8);
 const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);
 const queue = each => each.operations_waiting || each.bytes_waiting ? `${count(each.operations_waiting)}, ${bytes(each.bytes_waiting)}` : "0";
-const words = model => `${model.model.split(":").slice(1).join(":")}, ${model.rank === null ? "not made yet" : `rank ${model.rank}`}${model.running ? `, runs ${model.running}` : ""}`;
+const words = model => `${model.model.split(":").slice(1).join(":")}, ${model.rank === null ? "not made yet" : model.rank ? `rank ${model.rank}` : "full weights"}${model.running ? `, runs ${model.running}` : ""}`;
 
 // The tiles of the run, by name, with a text below; null: the run has tasks instead.
 export function clientTiles({tinker}) {

@@ -139,9 +139,9 @@ class TinkerWorld:
         self.learn()
         return model
 
-    def create(self, caller: str, model: ModelId, base: str = BASE) -> FutureId:
+    def create(self, caller: str, model: ModelId, base: str = BASE, rank: int = 8) -> FutureId:
         layers = ["train_attn", "train_mlp"]
-        said = {"base": base, "rank": 8, "seed": 1, "layers": layers, "metadata": '{"of": 1}'}
+        said = {"base": base, "rank": rank, "seed": 1, "layers": layers, "metadata": '{"of": 1}'}
         return self.submit(caller, model, 0, "create", said)
 
     def submit(

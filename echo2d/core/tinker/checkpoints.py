@@ -145,16 +145,17 @@ def model_json(made: ModelMade) -> dict[str, Any]:
         "training_run_id": made.model,
         "base_model": made.base,
         "model_owner": made.caller,
-        "is_lora": True,
-        "lora_rank": made.rank,
+        "is_lora": made.rank > 0,
+        "lora_rank": made.rank or None,
         "last_request_time": made.made_at,
         "user_metadata": made.metadata,
     }
 
 
 def weights_json(made: ModelMade) -> dict[str, Any]:
-    layers = {each: each in made.layers for each in LAYERS}
-    return {"base_model": made.base, "is_lora": True, "lora_rank": made.rank, **layers}
+    layers = {each: not made.rank or each in made.layers for each in LAYERS}
+    shape = {"is_lora": made.rank > 0, "lora_rank": made.rank or None}
+    return {"base_model": made.base, **shape, **layers}
 
 
 def checkpoint_json(saved: CheckpointSaved) -> dict[str, Any]:

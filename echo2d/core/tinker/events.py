@@ -60,6 +60,13 @@ class AwaitResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowQueue:
+    """retrieve_future, whose result has not come in time: answered with what it waits for."""
+
+    future: FutureId
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSampler:
     """create_sampling_session: a sampler of a checkpoint, or of the base model (None)."""
 
@@ -163,6 +170,7 @@ ClientCall = (
     | EndSession
     | Submit
     | AwaitResult
+    | ShowQueue
     | OpenSampler
     | ShowSampler
     | SampleAsked
@@ -285,7 +293,7 @@ class ModelMade:
     caller: str
     made_at: float  # seconds since 1970
     base: str
-    rank: int
+    rank: int  # 0: full weights
     layers: tuple[str, ...]  # which of LAYERS have an adapter
     metadata: str  # the client's own, as JSON
     # How the learner makes it: with random weights of this seed, or from a saved folder, with its optimizer state or
@@ -349,6 +357,8 @@ class SamplerOpened:
     steps: int = 0
     # Whether it goes on to newer weights of the model, when its client saves them.
     follows: bool = False
+    # Whether they are full weights, and not an adapter.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,11 @@ class HeldSnapshots:
         """By folder. The last one is the one that was published last."""
         return {folder: each.version for folder, each in self._held.items()}
 
+    @property
+    def whole(self) -> bool:
+        """Whether the workers hold full weights, and so no other ones."""
+        return any(each.whole for each in self._held.values())
+
     def open_to(self, *, now: float) -> Mapping[str, Version]:
         """From which folders samples may be begun, and as which versions."""
         closed = self._making_room(self._next()) if self._switches(now) else []
@@ -151,7 +156,7 @@ class HeldSnapshots:
         """Those that are held and must go before this folder can be held."""
         if folder is None:
             return []
-        if self._whole(folder) or any(each.whole for each in self._held.values()):
+        if self._whole(folder) or self.whole:
             return list(self._held)
         if len(self._held) < HELD_MAX:
             return []
@@ -186,5 +191,5 @@ class HeldSnapshots:
 
     def check(self) -> None:
         assert len(self._held) <= HELD_MAX
-        assert len(self._held) <= 1 or not any(each.whole for each in self._held.values())
+        assert len(self._held) <= 1 or not self.whole
         assert all(count > 0 for count in self._under_way.values())

@@ -48,6 +48,9 @@ CALLER_KEPT_BYTES_MAX = 4 << 30
 CREATES: Final = frozenset({"create", "load"})
 # The learner frees the states of older steps this often.
 KEEP_EVERY_S = 10.0
+ONE_WHOLE = (
+    "one model of full weights (rank 0) at a time: another one is there until its session ends"
+)
 # A model that the learner failed to make again this often is lost.
 RESTORES_MAX = 3
 LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
@@ -265,7 +268,8 @@ class LearnerWork:
             folders |= {state_folder(name, number) for number in model.replay.states()}
             if model.made is not None and model.replay.saved is None:
                 folders |= {model.made.folder} - {""}
-        return {"folders": sorted(folders), "models": list(made)}
+        models = [name for name, model in made.items() if model.lost is None]
+        return {"folders": sorted(folders), "models": models}
 
     def _step_saved(self, saved: StepSaved) -> list[Action]:
         model = self._models.get(saved.model)
@@ -294,7 +298,7 @@ class LearnerWork:
         if model is not None and isinstance(result, Failed):
             model.restores += 1
             if result.category == "user" or model.restores == RESTORES_MAX:
-                model.lost = f"{LOST} ({result.detail})"
+                model.lost, self.untidy = f"{LOST} ({result.detail})", True
         if model is None or isinstance(result, Failed):
             self._again.clear()
         elif not self._again:
@@ -348,21 +352,14 @@ class LearnerWork:
             return Failed(operation.fault)
         if operation.number and model.made is None:
             return Failed("the model was not made")
-        if operation.kind == "create" and said["base"] not in self._names:
-            known = ", ".join(sorted(self._names))
-            return Failed(f"base_model: expected one of {known}; found {said['base']!r}")
+        if operation.kind in CREATES:
+            return self._making_fault(caller, operation)
         learns = operation.adds or operation.kind == "optim_step"
         if learns and self._models.kept_bytes(caller) > CALLER_KEPT_BYTES_MAX:
             return Failed(
                 f"more than {CALLER_KEPT_BYTES_MAX} bytes of this token belong to no step whose state is on the "
                 "learner's disk: send optim_step; if you did, its disk is full"
             )
-        if operation.kind == "load":
-            saved = self._checkpoints.get(caller, said["path"])
-            if saved is None:
-                return Failed(f"no checkpoint {said['path']}")
-            if said["optimizer"] and "/weights/" not in saved.path:
-                return Failed(f"{saved.path} has no optimizer state; expected a path of save_state")
         if operation.kind == "save" and said["sampler"] is not None:
             sampler = SamplerName(said["sampler"])
             taken = self._samplers.get(caller, sampler) is not None
@@ -371,6 +368,23 @@ class LearnerWork:
             refused = self._checkpoints.refusal(caller, said["path"], overwrite=said["overwrite"])
             return None if refused is None else Failed(refused)
         return None
+
+    def _making_fault(self, caller: str, operation: Operation) -> Failed | None:
+        """Why a model cannot be made; None: it can."""
+        said = operation.arguments
+        if operation.kind == "create" and said["base"] not in self._names:
+            known = ", ".join(sorted(self._names))
+            return Failed(f"base_model: expected one of {known}; found {said['base']!r}")
+        rank = said.get("rank")
+        if operation.kind == "load":
+            saved = self._checkpoints.get(caller, said["path"])
+            if saved is None:
+                return Failed(f"no checkpoint {said['path']}")
+            if said["optimizer"] and "/weights/" not in saved.path:
+                return Failed(f"{saved.path} has no optimizer state; expected a path of save_state")
+            rank = saved.model.rank
+        ranks = {each.made.rank for each in self._models.values() if each.made and not each.lost}
+        return Failed(ONE_WHOLE) if rank == 0 and 0 in ranks else None
 
     def _arguments(self, model: ClientModel, operation: Operation) -> Mapping[str, Any]:
         """What the learner needs of an operation."""
@@ -458,6 +472,7 @@ class LearnerWork:
                 model=name,
                 steps=int(found["steps"]),
                 follows=said["follows"],
+                whole=model.made.rank == 0,
             )
             told = {"type": said["type"], "sampling_session_id": sampler}
             return told, self.add_sampler(opened)

@@ -88,6 +88,7 @@ class Samplers:
             opened.model,
             opened.steps,
             opened.follows,
+            opened.whole,
         )
         return [*map(SamplerOver, over)]
 
@@ -219,6 +220,13 @@ class Samplers:
         asked = self._waiting.get(future) or self._unread.get(future)
         scored = self._unscored.get(future) or self._read_now.get(future)
         return self._drawn.get(future) or asked or scored
+
+    def paused(self, future: FutureId) -> bool:
+        """Whether a sample waits for its weights because full weights are held, or because it needs some itself."""
+        sample = self._waiting.get(future)
+        if sample is None or not self.held.versions or sample.sampler.folder in self.held.versions:
+            return False
+        return sample.sampler.whole or self.held.whole
 
     def drop(self, future: FutureId) -> bool:
         """Forget a sample that its client needs no longer. Returns whether workers draw it now."""

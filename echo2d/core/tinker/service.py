@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import starmap
-from typing import assert_never
+from typing import Any, assert_never
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import RequestId, Version
@@ -63,6 +63,7 @@ from echo2d.core.tinker.events import (
     SessionOver,
     ShowCheckpoint,
     ShowModel,
+    ShowQueue,
     ShowSampler,
     StopSample,
     Submit,
@@ -88,6 +89,8 @@ CALLER_WAITING_BYTES_MAX = 256 << 20
 CALLER_SAMPLES_MAX = 4096
 # A sampler remembers this many numbers of calls.
 SAMPLER_NUMBERS_MAX = 8192
+PAUSED = "workers serve one version of full weights at a time, and another sampler has its turn"
+UNSAMPLED = "full weights are sampled from a path of save_weights_for_sampler, not of save_state"
 
 
 class TinkerService:
@@ -238,6 +241,8 @@ class TinkerService:
                 return self._submit(event, operation, now)
             case AwaitResult(future):
                 return [*self._results.ask(caller, request, future, now=now)]
+            case ShowQueue(future):
+                return [Reply(request, 200, self._queue_state(caller, future))]
             case OpenSampler():
                 return self._open_sampler(event, event.call, now)
             case ShowSampler(name):
@@ -327,12 +332,14 @@ class TinkerService:
         if asked.session not in sessions:
             return [_missing(event.request, "session", asked.session)]
         sessions[asked.session] = now
-        folder, base = BASE, asked.base
+        folder, base, whole = BASE, asked.base, False
         if asked.path is not None:
             saved = self._checkpoints.get(event.caller, asked.path)
             if saved is None:
                 return [_missing(event.request, "checkpoint", asked.path)]
-            folder, base = saved.folder, saved.model.base
+            folder, base, whole = saved.folder, saved.model.base, saved.model.rank == 0
+            if whole and "/weights/" in asked.path:
+                return [_refusal(event.request, 400, UNSAMPLED)]
         if base not in self._names:
             known = ", ".join(sorted(self._names))
             return [_refusal(event.request, 400, f"base_model: expected one of {known}")]
@@ -340,7 +347,15 @@ class TinkerService:
         opened: list[Action] = []
         if found is None:
             opened = self._work.add_sampler(
-                SamplerOpened(asked.sampler, event.caller, asked.session, folder, base, asked.path)
+                SamplerOpened(
+                    asked.sampler,
+                    event.caller,
+                    asked.session,
+                    folder,
+                    base,
+                    asked.path,
+                    whole=whole,
+                )
             )
         elif (found.folder, found.base, found.path) != (folder, base, asked.path):
             detail = f"sampler {asked.sampler} is open already, with other weights"
@@ -442,6 +457,13 @@ class TinkerService:
         else:
             sample = self._samplers.sample(future)
         return sample if sample is not None and sample.sampler.caller == caller else None
+
+    def _queue_state(self, caller: str, future: FutureId) -> dict[str, Any]:
+        """As the API names it."""
+        own = self._sample_of(caller, future) is not None
+        if own and self._samplers.paused(future):
+            return {"queue_state": "paused_capacity", "queue_state_reason": PAUSED}
+        return {"queue_state": "active"}
 
     # --- status
 

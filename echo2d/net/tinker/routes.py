@@ -67,6 +67,7 @@ from echo2d.core.tinker.events import (
     SessionName,
     ShowCheckpoint,
     ShowModel,
+    ShowQueue,
     ShowSampler,
     StepSaved,
     Submit,
@@ -321,7 +322,10 @@ class TinkerRoutes:
         reply = await self._asked(caller, AwaitResult(future), RESULT_POLL_S)
         if reply is None:
             # The client asks again at once.
-            told = {"type": "try_again", "request_id": future, "queue_state": "active"}
+            state = {"queue_state": "active"}
+            if ":sample:" in future:
+                state = _body(await self._ask(caller, ShowQueue(future)))
+            told = {"type": "try_again", "request_id": future, **state}
             return web.json_response(told, status=HTTPStatus.REQUEST_TIMEOUT)
         if isinstance(reply.body, bytes):
             return web.Response(body=reply.body, content_type="application/x-protobuf")

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echo2d.client import OperationFailed
+from echo2d.client import OperationFailed, TinkerOperation
+from echo2d.core.tinker.events import OpenSession, SessionName, StepSaved
+from echo2d.core.tinker.futures import Failed
+from echo2d.core.tinker.operations import ModelId
 from echo2d.learner.config import LearnerConfig
 from echo2d.learner.model.load import load_model
 from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.tinker import whole_model
 from echo2d.learner.tinker.serve import result_of
-from echo2d.learner.tinker.trainer import ONE_WHOLE, Trainer
+from echo2d.learner.tinker.trainer import WHOLE_TAKEN, Trainer
 from echo2d.learner.tinker.whole_model import WholeModel, WholeModels
 from echo2d.tinker import messages_pb2 as pb
 from tests.support.learner import make_base
@@ -33,6 +37,7 @@ from tests.support.tinker_calls import (
     call,
     forward_backward,
 )
+from tests.support.tinker_world import TinkerWorld
 
 VOCABULARY = 17
 OTHER = "s:train:1"
@@ -322,7 +327,7 @@ def test_full_weights_that_cannot_be_read_do_not_stay_half_read(
 def test_there_is_one_model_of_full_weights_at_a_time(trainer: Trainer) -> None:
     step(trainer, 1)
     trainer.run(call("save", folder="0a", optimizer=True))
-    refused = OperationFailed(ONE_WHOLE)
+    refused = OperationFailed(WHOLE_TAKEN)
     assert result_of(trainer, call("create", OTHER, **WHOLE)) == refused
     assert result_of(trainer, call("load", OTHER, folder="0a", optimizer=True)) == refused
     assert trainer.run(call("create", OTHER, **CREATE)) == {}
@@ -405,3 +410,63 @@ def test_a_state_that_cannot_be_copied_does_not_fail_the_step(
     step(trainer, 2, folder="02")
     trainer.states.settle()
     assert trainer.states.written() == ((MODEL, 1),)
+
+
+class TrainedWorld(TinkerWorld):
+    """The coordinator's service, whose orders a trainer runs."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        super().__init__()
+        self.trainer = Trainer(config)
+
+    def learn_one(self) -> bool:
+        """Run an order, if there is one."""
+        saved = self.trainer.states.written()
+        order = self.next_order(*(StepSaved(ModelId(name), number) for name, number in saved))
+        self.trainer.states.forget(saved)
+        if order is None:
+            return False
+        self.ran.append((order["model"], order["number"], order["kind"]))
+        result = result_of(self.trainer, TinkerOperation(**order))
+        if isinstance(result, OperationFailed):
+            self.end(order, Failed(result.detail, result.category))
+        else:
+            self.end(order, dict(result) if isinstance(result, Mapping) else result)
+        return True
+
+    def kill_learner(self, config: LearnerConfig) -> None:
+        self.trainer.states.settle()
+        self.trainer = Trainer(config)
+        self.take(self.service.learner_began(now=self.now))
+
+
+@pytest.mark.parametrize("kills", [0, 5])
+@pytest.mark.parametrize("state_every", [1, 3, 99])
+def test_a_model_is_the_same_however_often_its_learner_is_killed(
+    config: LearnerConfig, kills: int, state_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        WholeModel, "state_due", property(lambda self: self.steps % state_every == 1 % state_every)
+    )
+    world, rng = TrainedWorld(config), random.Random(state_every)
+    world.body("ann", OpenSession(SessionName("s")))
+    world.create("ann", ModelId(MODEL), rank=0)
+    for number in range(1, 19, 2):
+        body = forward_backward(rows(number)).body
+        world.submit("ann", ModelId(MODEL), number, body=body)
+        world.submit("ann", ModelId(MODEL), number + 1, "optim_step", dict(ADAM))
+    killed = 0
+    while world.learn_one():
+        if killed < kills and rng.random() < 0.25:
+            killed += 1
+            world.kill_learner(config)
+    assert killed == kills
+    # It is made again before its next operation.
+    world.submit("ann", ModelId(MODEL), 19, body=forward_backward(rows(19)).body)
+    while world.learn_one():
+        pass
+    expected = made(config)
+    for number in range(1, 19, 2):
+        step(expected, number)
+    assert same(copies(world.trainer), copies(expected))
+    assert ("load" in {kind for _, _, kind in world.ran}) == bool(kills)

@@ -29,9 +29,11 @@ from echo2d.core.tinker.events import (
     SampleEnded,
     SampleOrder,
     SamplerName,
+    SamplerOpened,
     SessionName,
     ShowCheckpoint,
     ShowModel,
+    ShowQueue,
     ShowSampler,
     StopSample,
     Submit,
@@ -491,6 +493,82 @@ def test_weights_that_cannot_be_published_fail_what_waits_for_them() -> None:
     assert order is not None
     world.end(order, Failed("the disk is full", "server"))
     assert "the disk is full" in world.result("ann", future)["error"]
+
+
+def whole_model(world: TinkerWorld, name: str = "s1:train:1", caller: str = "ann") -> FutureId:
+    return world.create(caller, ModelId(name), rank=0)
+
+
+def test_one_model_of_full_weights_is_there_until_its_session_ends() -> None:
+    world = TinkerWorld()
+    world.session()
+    made = whole_model(world)
+    world.session("bob", "s2")
+    refused = whole_model(world, "s2:train:1", "bob")
+    world.learn()
+    assert world.result("ann", made) == {"type": "create_model", "model_id": "s1:train:1"}
+    assert world.result("bob", refused)["error"].startswith("one model of full weights")
+    path = world.save("ann", ModelId("s1:train:1"), 1, "one")
+    said = {"path": path, "optimizer": True, "metadata": "{}"}
+    again = world.submit("ann", ModelId("s1:train:2"), 0, "load", said)
+    world.learn()
+    assert world.result("ann", again)["error"].startswith("one model of full weights")
+    world.body("ann", EndSession(SessionName("s1")))
+    later = whole_model(world, "s2:train:2", "bob")
+    kinds = [order["kind"] for order in world.learn()]
+    assert kinds == ["keep", "create"], "it is freed first"
+    assert "error" not in world.result("bob", later)
+
+
+def test_full_weights_are_named_as_such() -> None:
+    world = TinkerWorld()
+    world.session()
+    whole_model(world)
+    world.learn()
+    shown = world.body("ann", ShowModel(ModelId("s1:train:1")))
+    assert (shown["is_lora"], shown["lora_rank"]) == (False, None)
+    path = world.save("ann", ModelId("s1:train:1"), 1, "one")
+    shown = world.body("ann", ShowCheckpoint(path))
+    assert (shown["is_lora"], shown["lora_rank"]) == (False, None)
+    refused = world.asked(
+        "ann", OpenSampler(SamplerName("s1:sample:9"), SessionName("s1"), None, path)
+    )
+    assert refused.status == 400
+    assert "save_weights_for_sampler" in str(refused.body)
+
+
+def test_a_sample_that_waits_for_full_weights_or_behind_them_is_told_so() -> None:
+    world = TinkerWorld()
+    adapter = world.session()
+    whole_model(world)
+    world.learn()
+    samplers = (
+        sampler_of(world, adapter, 1),
+        sampler_of(world, adapter, 2, "s1:sample:1"),
+        sampler_of(world, ModelId("s1:train:1"), 1, "s1:sample:2"),
+    )
+    opened = [each.whole for each in world.records if isinstance(each, SamplerOpened)]
+    assert opened == [False, False, True]
+    first, second, third = (sampled(world, each, 1) for each in samplers)
+
+    def states() -> list[str]:
+        calls = (ShowQueue(each) for each in (first, second, third))
+        return [world.body("ann", each)["queue_state"] for each in calls]
+
+    assert states() == ["active"] * 3, "nothing is served yet"
+    world.learn()
+    assert states() == ["active", "active", "paused_capacity"]
+    world.handle(SampleEnded(first, b"one"))
+    world.learn()
+    world.handle(SampleEnded(second, b"two"))
+    world.learn()
+    waits = sampled(world, samplers[0], 2)
+    assert world.body("ann", ShowQueue(third))["queue_state"] == "active", "it is drawn"
+    told = world.body("ann", ShowQueue(waits))
+    assert told["queue_state"] == "paused_capacity"
+    assert "full weights" in told["queue_state_reason"]
+    world.session("bob", "s2")
+    assert world.body("bob", ShowQueue(waits)) == {"queue_state": "active"}
 
 
 def test_samplers_of_the_base_and_of_checkpoints_are_opened_at_once() -> None:

@@ -122,7 +122,8 @@ class ClientsMachine(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(self.model.sessions)).session
         self.opened += 1
         name = SamplerName(f"{session}:sample:{self.opened}")
-        record = SamplerOpened(name, "a", session, "folder", "base", path)
+        whole = data.draw(st.booleans())
+        record = SamplerOpened(name, "a", session, "folder", "base", path, whole=whole)
         self.put(record, samplers=(*self.model.samplers, record))
 
     @precondition(lambda self: self.model.samplers)
