@@ -31,6 +31,7 @@ Suffixes of names: b = rows of a micro-batch, t = positions, n = targets of a mi
 """
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -306,8 +307,9 @@ class Trainer:
 
     def _make_whole(self, model: str, make: Callable[[], WholeModel]) -> OperationResult:
         began_at = time.monotonic()
-        # It frees the memory for the one that takes its place.
+        # The one whose place it takes goes first. A model refers to itself.
         self._slots.pop(model, None)
+        gc.collect()
         made = self._slots[model] = make()
         told = {"rank": 0, "steps": made.steps, "seconds": _since(began_at)}
         self._tell(logging.INFO, "made", model=model, **told)
@@ -329,10 +331,13 @@ class Trainer:
             )
 
     def _keep_only(self, models: Collection[str], folders: Collection[str]) -> OperationResult:
-        for model in self._slots.keys() - models:
+        over = self._slots.keys() - models
+        for model in over:
             # So that its last state is deleted, too.
             self.states.wait_for(model)
             del self._slots[model]
+        if over:
+            gc.collect()
         self.ranks.share(lambda: self._keep_folders(folders))
         return {}
 
@@ -370,15 +375,17 @@ class Trainer:
     def _write_state(
         self, operation: TinkerOperation, slot: TrainedWeights, directory: Path
     ) -> None:
-        copy: Callable[[], Callable[[Path], int]] | None = None
+        written = operation.model, operation.number, directory
         if isinstance(slot, WholeModel):
             if self.ranks.share(lambda: slot.state_due):
-                copy = partial(self._wholes.copy, slot)
+                self.states.wait_for(operation.model)
+                copied = self._wholes.copy_fits(slot)
+                self.states.write(*written, partial(self._wholes.copy, slot, copied=copied))
+                if not copied:
+                    self.states.wait_for(operation.model)
         elif self.ranks.leads:
             assert isinstance(slot, Slot)
-            copy = partial(self._copied, slot)
-        if copy is not None:
-            self.states.write(operation.model, operation.number, directory, copy)
+            self.states.write(*written, partial(self._copied, slot))
 
     def _copied(self, slot: Slot) -> Callable[[Path], int]:
         return partial(write_slot, files=self._factory.files_of(slot, optimizer=True))

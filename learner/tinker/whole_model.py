@@ -12,7 +12,8 @@ All ranks write a folder together (`saving.shards`), and any number of ranks rea
 hosts, all of them must see the learner's out_dir.
 
 A state of all of it has 12 bytes for each weight. It is written beside training, from a copy in host memory, but not
-after each step: the coordinator can have all operations since the last one computed again.
+after each step: the coordinator can have all operations since the last one computed again. If the copy does not fit,
+training waits until the state is written.
 """
 
 import dataclasses
@@ -46,6 +47,8 @@ from echo2d.learner.tinker.sums import WrongCall
 STATES_SHARE_MAX = 0.1
 # A state is written when calls of this size have come since the last one: the ledger keeps them until then.
 UNSAVED_BYTES_MAX = 1 << 30
+# The copy of a state may take this share of the host memory that is available.
+COPY_SHARE_MAX = 0.8
 # Its train_* say nothing.
 FULL_SHAPE = SlotShape(rank=0, train_attn=True, train_mlp=True, train_unembed=True)
 OPTIMIZER, SLOT = "optimizer.safetensors", "slot.json"
@@ -144,9 +147,16 @@ class WholeModels:
         shards = Shards(writer.tensors_of, writer.tensors, self._ranks, copied=False)
         return self._write(writer, shards, self._channel, directory)
 
-    def copy(self, found: WholeModel) -> Callable[[Path], int]:
+    def copy_fits(self, found: WholeModel) -> bool:
+        """Whether a copy of all of it fits into host memory, on all ranks."""
+        tensors = [*found.weights.values(), *found.moments.values()]
+        needed = sum(own_shard(each).numel() * each.element_size() for each in tensors)
+        fits = needed * self._ranks.on_first_host < COPY_SHARE_MAX * _available_bytes()
+        return not self._ranks.highest(int(not fits))
+
+    def copy(self, found: WholeModel, *, copied: bool) -> Callable[[Path], int]:
         """Copy all of it to host memory, on all ranks together. Returns what writes the copy into a folder, as `save`
-        does, on all ranks together in a thread.
+        does, on all ranks together in a thread. copied: False: nothing is copied, and nothing must change meanwhile.
 
         RuntimeError, on all ranks: one of them cannot, as when its memory is short.
         """
@@ -159,7 +169,7 @@ class WholeModels:
         error: Exception | None = None
         try:
             writer = _FolderWriter(found, self._config, self._layout, self._digest, optimizer=True)
-            shards = Shards(writer.tensors_of, writer.tensors, self._ranks)
+            shards = Shards(writer.tensors_of, writer.tensors, self._ranks, copied=copied)
             writer.tensors_of = {}
         except Exception as own:  # noqa: BLE001 - the other ranks must not wait for this one
             error = own
@@ -224,6 +234,12 @@ class _FolderWriter(SnapshotWriter):
 
     def _companion_files(self) -> dict[str, bytes]:
         return self._files
+
+
+def _available_bytes() -> int:
+    """Of host memory."""
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024 * int(facts["MemAvailable"].split()[0])
 
 
 def _layout_of(tensors: Mapping[str, Tensor]) -> Layout:

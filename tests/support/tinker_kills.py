@@ -65,7 +65,9 @@ def steps_of(checkpoint: Path) -> int:
 
 
 def difference(one: Path, other: Path) -> float:
-    """The largest difference of a weight between two checkpoints of one shape."""
-    weights, others = (load_file(path / "adapter_model.safetensors") for path in (one, other))
+    """The largest difference of a weight between two checkpoints of one shape; of full weights, of a moment too."""
+    adapter = (one / "adapter_model.safetensors").exists()
+    name = "adapter_model.safetensors" if adapter else "optimizer.safetensors"
+    weights, others = (load_file(path / name) for path in (one, other))
     assert weights.keys() == others.keys()
     return max(float(torch.max(torch.abs(weights[name] - others[name]))) for name in weights)

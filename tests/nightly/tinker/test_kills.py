@@ -28,6 +28,12 @@ LORA_SEED = 52
 SL_STEPS, SL_BATCH = 220, 64
 SL_LOOP = (f"batch_size={SL_BATCH}", f"max_steps={SL_STEPS}", "save_every=5")
 SL_KILLS: dict[Victim, int] = {"coordinator": 16, "learner": 16}
+FULL_STEPS = SL_STEPS // 2
+FULL = (
+    "lora_rank=0", "learning_rate=0.0003", f"batch_size={SL_BATCH}", f"max_steps={FULL_STEPS}", "save_every=5",
+)  # fmt: skip
+NO_KILLS: dict[Victim, int] = {}
+FULL_KILLS: dict[Victim, int] = {"coordinator": 8, "learner": 8}
 RL_STEPS = 45
 MATH_RL = (
     "renderer_name=role_colon", "env=arithmetic", "group_size=8", "groups_per_batch=8", "max_tokens=8",
@@ -84,14 +90,37 @@ def test_supervised_training_ends_with_the_same_weights_after_32_kills(
         found = recipe.wait(RECIPE_S)
         after = final_checkpoint(run)
         run.programs.check()
+    check_same(found, alone, SL_STEPS)
+    assert steps_of(after) == steps_of(checkpoint) == SL_STEPS
+    assert difference(after, checkpoint) < WEIGHT_ERROR_MAX
+
+
+def check_same(found: RecipeRun, alone: RecipeRun, steps: int) -> None:
     losses, expected = (
         [(row["step"], row["train_mean_nll"]) for row in each.metrics] for each in (found, alone)
     )
-    assert [step for step, _ in losses] == list(range(SL_STEPS))
+    assert [step for step, _ in losses] == list(range(steps))
     assert [loss for _, loss in losses] == pytest.approx(
         [loss for _, loss in expected], abs=LOSS_ERROR_MAX
     )
-    assert steps_of(after) == steps_of(checkpoint) == SL_STEPS
+
+
+def test_full_weights_are_the_same_after_16_kills(
+    tmp_path: Path, model: Path, rng: random.Random
+) -> None:
+    """Not every step has a state, so the learner computes several steps again."""
+    made: list[tuple[Path, RecipeRun]] = []
+    for name, kills in (("alone", NO_KILLS), ("killed", FULL_KILLS)):
+        (tmp_path / name).mkdir()
+        with served(tmp_path / name, model) as run:
+            recipe = recipe_of(run, model, "sl_loop", *FULL)
+            kill_amid(run, recipe, kills, rng)
+            found = recipe.wait(RECIPE_S)
+            made.append((final_checkpoint(run), found))
+            run.programs.check()
+    (checkpoint, alone), (after, found) = made
+    check_same(found, alone, FULL_STEPS)
+    assert steps_of(after) == steps_of(checkpoint) == FULL_STEPS
     assert difference(after, checkpoint) < WEIGHT_ERROR_MAX
 
 

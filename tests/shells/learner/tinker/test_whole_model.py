@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -332,7 +333,9 @@ def test_there_is_one_model_of_full_weights_at_a_time(trainer: Trainer) -> None:
     assert result_of(trainer, call("load", OTHER, folder="0a", optimizer=True)) == refused
     assert trainer.run(call("create", OTHER, **CREATE)) == {}
     assert trainer.run(call("load", folder="0a", optimizer=True)) == {"rank": 0}, "it replaces it"
+    freed = weakref.ref(slot_of(trainer).scorer.model)
     assert trainer.run(call("keep", "", models=[OTHER], folders=["0a"])) == {}
+    assert freed() is None
     assert trainer.run(call("create", "s:train:2", **WHOLE)) == {"rank": 0}
 
 
@@ -365,7 +368,7 @@ def test_a_state_continues_as_if_nothing_had_happened(
     assert same(copies(again), copies(trainer))
 
 
-def test_states_are_written_at_times(
+def test_a_state_is_written_when_writing_takes_a_tenth_of_the_time(
     trainer: Trainer, config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, root = [1000.0], config.out_dir / "tinker"
@@ -393,6 +396,19 @@ def test_states_are_written_at_times(
     assert written(5), "the ledger keeps the calls until then"
     assert not written(6)
     assert trainer.states.written() == ((MODEL, 1),)
+
+
+def test_a_state_that_does_not_fit_into_memory_is_written_before_training_goes_on(
+    trainer: Trainer, config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_model, "_available_bytes", lambda: 0)
+    step(trainer, 1, folder="01")
+    assert trainer.states.written() == ((MODEL, 1),)
+    after = copies(trainer)
+    step(trainer, 2)
+    again = Trainer(config)
+    again.run(call("load", folder="01", optimizer=True))
+    assert same(copies(again), after)
 
 
 def test_a_state_that_cannot_be_copied_does_not_fail_the_step(

@@ -226,6 +226,15 @@ async def test_a_result_that_is_not_there_yet_is_asked_for_again(
     assert await result_of(http, future) == {"error": "no GPU", "category": "server"}
 
 
+async def test_a_sample_that_is_not_there_yet_says_what_it_waits_for(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESULT_POLL_S", 0.01)
+    future = await said(http, "asample", sampling(await sampler_of(http)))
+    status, told = await call(http, "retrieve_future", {"request_id": future["request_id"]})
+    assert (status, told["queue_state"]) == (408, "active")
+
+
 @pytest.mark.parametrize(
     ("path", "more", "line"),
     [
