@@ -114,8 +114,8 @@ class TrainedWeights:
 
     @property
     def steps(self) -> int:
-        """The steps of AdamW since its moments were zero."""
-        return int(max(float(state["step"]) for state in self._optimizer.state.values()))
+        """The steps of AdamW since its moments were zero. All weights have had the same."""
+        return int(next(iter(self._optimizer.state.values()))["step"])
 
     @property
     def moments(self) -> dict[str, Tensor]:

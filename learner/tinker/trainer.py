@@ -126,7 +126,6 @@ TARGETS_MAX, CALL_TARGETS_MAX = 1 << 18, 1 << 22
 # Slots of saved weights in memory.
 SCORED_SLOTS_MAX = 4
 FOLDER = re.compile("[0-9a-f]{1,64}")
-WHOLE_TAKEN = "one model of full weights at a time: another one must end first"
 
 log = logging.getLogger("echo2d.learner")
 
@@ -321,7 +320,7 @@ class Trainer:
         if len(others) >= MODELS_MAX:
             raise WrongCall(f"expected at most {MODELS_MAX} models at a time; one must end first")
         if not shape.rank and any(isinstance(each, WholeModel) for each in others):
-            raise WrongCall(WHOLE_TAKEN)
+            raise WrongCall("one model of full weights at a time: another one must end first")
         own = self._factory.memory_of(shape) if shape.rank else self._wholes.memory
         needed, most = sum(each.memory for each in others) + own, self._slots_bytes_max
         if needed > most:

@@ -446,7 +446,9 @@ class ClientModelStatus:
     """A model of a client of the Tinker API."""
 
     model: str = described("its id in the API")
-    rank: int | None = described("the rank of its adapter; 0: full weights; null: it is not made yet")
+    rank: int | None = described(
+        "the rank of its adapter; 0: full weights; null: it is not made yet"
+    )
     steps: int = described("optimizer steps since the coordinator started")
     trained_tokens: int = described("tokens of these steps")
     train_s: float = described("seconds that the learner took for these steps")

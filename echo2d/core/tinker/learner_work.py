@@ -48,9 +48,6 @@ CALLER_KEPT_BYTES_MAX = 4 << 30
 CREATES: Final = frozenset({"create", "load"})
 # The learner frees the states of older steps this often.
 KEEP_EVERY_S = 10.0
-ONE_WHOLE = (
-    "one model of full weights (rank 0) at a time: another one is there until its session ends"
-)
 # A model that the learner failed to make again this often is lost.
 RESTORES_MAX = 3
 LOST = "the learner began again, and cannot compute this model again: make a model from the last checkpoint"
@@ -384,7 +381,10 @@ class LearnerWork:
                 return Failed(f"{saved.path} has no optimizer state; expected a path of save_state")
             rank = saved.model.rank
         ranks = {each.made.rank for each in self._models.values() if each.made and not each.lost}
-        return Failed(ONE_WHOLE) if rank == 0 and 0 in ranks else None
+        if rank == 0 and 0 in ranks:
+            why = "another one is there until its session ends"
+            return Failed(f"one model of full weights at a time: {why}")
+        return None
 
     def _arguments(self, model: ClientModel, operation: Operation) -> Mapping[str, Any]:
         """What the learner needs of an operation."""

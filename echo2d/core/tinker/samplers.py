@@ -27,8 +27,9 @@ from echo2d.core.tinker.events import (
 from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.held_snapshots import HeldSnapshots
 
-# Beyond this many samplers of one caller the oldest one ends.
-CALLER_SAMPLERS_MAX = 256
+# Beyond this many samplers of one caller the oldest one ends. Each of full weights keeps 2 bytes for each weight on the
+# learner's disk.
+CALLER_SAMPLERS_MAX, CALLER_WHOLE_SAMPLERS_MAX = 256, 8
 # Sequences that workers draw at the same time, of one caller and of all: half of what the gateway's calls may have, so
 # that they are never refused.
 CALLER_DRAWN_MAX, DRAWN_MAX = 192, 384
@@ -73,9 +74,12 @@ class Samplers:
     # --- samplers
 
     def open(self, opened: SamplerOpened) -> list[SamplerOver]:
-        """Beyond CALLER_SAMPLERS_MAX the caller's oldest one ends. Returns those that have."""
-        mine = [each.name for each in self._samplers.values() if each.caller == opened.caller]
-        over = mine[: max(0, len(mine) + 1 - CALLER_SAMPLERS_MAX)]
+        """Beyond the limits the caller's oldest one ends. Returns those that have."""
+        mine = [each for each in self._samplers.values() if each.caller == opened.caller]
+        over = [each.name for each in mine[: max(0, len(mine) + 1 - CALLER_SAMPLERS_MAX)]]
+        whole = [each.name for each in mine if each.whole]
+        if opened.whole and len(whole) >= CALLER_WHOLE_SAMPLERS_MAX:
+            over = list(dict.fromkeys([*over, whole[0]]))
         for oldest in over:
             del self._samplers[oldest]
         self._samplers[opened.sampler] = WeightsSampler(

@@ -89,8 +89,6 @@ CALLER_WAITING_BYTES_MAX = 256 << 20
 CALLER_SAMPLES_MAX = 4096
 # A sampler remembers this many numbers of calls.
 SAMPLER_NUMBERS_MAX = 8192
-PAUSED = "workers serve one version of full weights at a time, and another sampler has its turn"
-UNSAMPLED = "full weights are sampled from a path of save_weights_for_sampler, not of save_state"
 
 
 class TinkerService:
@@ -339,7 +337,8 @@ class TinkerService:
                 return [_missing(event.request, "checkpoint", asked.path)]
             folder, base, whole = saved.folder, saved.model.base, saved.model.rank == 0
             if whole and "/weights/" in asked.path:
-                return [_refusal(event.request, 400, UNSAMPLED)]
+                detail = "full weights are sampled from a path of save_weights_for_sampler"
+                return [_refusal(event.request, 400, detail)]
         if base not in self._names:
             known = ", ".join(sorted(self._names))
             return [_refusal(event.request, 400, f"base_model: expected one of {known}")]
@@ -462,7 +461,8 @@ class TinkerService:
         """As the API names it."""
         own = self._sample_of(caller, future) is not None
         if own and self._samplers.paused(future):
-            return {"queue_state": "paused_capacity", "queue_state_reason": PAUSED}
+            why = "workers serve one version of full weights at a time, and another sampler has its turn"
+            return {"queue_state": "paused_capacity", "queue_state_reason": why}
         return {"queue_state": "active"}
 
     # --- status

@@ -24,7 +24,7 @@ from echo2d.learner.model.load import load_model
 from echo2d.learner.ranks.ranks import own_shard
 from echo2d.learner.tinker import whole_model
 from echo2d.learner.tinker.serve import result_of
-from echo2d.learner.tinker.trainer import WHOLE_TAKEN, Trainer
+from echo2d.learner.tinker.trainer import Trainer
 from echo2d.learner.tinker.whole_model import WholeModel, WholeModels
 from echo2d.tinker import messages_pb2 as pb
 from tests.support.learner import make_base
@@ -328,7 +328,7 @@ def test_full_weights_that_cannot_be_read_do_not_stay_half_read(
 def test_there_is_one_model_of_full_weights_at_a_time(trainer: Trainer) -> None:
     step(trainer, 1)
     trainer.run(call("save", folder="0a", optimizer=True))
-    refused = OperationFailed(WHOLE_TAKEN)
+    refused = OperationFailed("one model of full weights at a time: another one must end first")
     assert result_of(trainer, call("create", OTHER, **WHOLE)) == refused
     assert result_of(trainer, call("load", OTHER, folder="0a", optimizer=True)) == refused
     assert trainer.run(call("create", OTHER, **CREATE)) == {}

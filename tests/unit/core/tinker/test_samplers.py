@@ -8,10 +8,22 @@ from echo2d.core.base.ids import Version
 from echo2d.core.protocol.sampling import WHOLE
 from echo2d.core.tinker import samplers as module
 from echo2d.core.tinker.draw_queue import BASE, DRAW_RETRY_S, AskedSample, WeightsSampler
-from echo2d.core.tinker.events import SampleOrder, SamplerName, SamplerOpened, SessionName
+from echo2d.core.tinker.events import (
+    SampleOrder,
+    SamplerName,
+    SamplerOpened,
+    SamplerOver,
+    SessionName,
+)
 from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.operations import ModelId
-from echo2d.core.tinker.samplers import CALLER_DRAWN_MAX, DRAW_TRIES_MAX, DRAWN_MAX, Samplers
+from echo2d.core.tinker.samplers import (
+    CALLER_DRAWN_MAX,
+    CALLER_WHOLE_SAMPLERS_MAX,
+    DRAW_TRIES_MAX,
+    DRAWN_MAX,
+    Samplers,
+)
 from tests.support.tinker_samplers import sample, sampler
 
 
@@ -139,6 +151,17 @@ def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends(
     assert [each is None for each in found] == [True, False, False]
     assert samplers.get("bob", SamplerName("s1:f1")) is not None
     assert samplers.get("ann", SamplerName("s1:f1")) is None, "it is another caller's"
+
+
+def test_fewer_samplers_of_full_weights_are_kept() -> None:
+    samplers, whole = Samplers(), range(CALLER_WHOLE_SAMPLERS_MAX)
+    samplers.open(opened(sampler("adapter")))
+    for number in whole:
+        assert samplers.open(replace(opened(sampler(f"w{number}")), whole=True)) == []
+    samplers.open(replace(opened(sampler("w", "bob", "s2")), whole=True))
+    samplers.open(opened(sampler("another")))
+    over = samplers.open(replace(opened(sampler("one more")), whole=True))
+    assert over == [SamplerOver(SamplerName("s1:w0"))]
 
 
 def test_what_the_learner_finds_counts_as_long_as_its_sample_is_not_drawn() -> None:
