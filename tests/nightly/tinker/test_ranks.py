@@ -16,6 +16,7 @@ RECIPE_S = 600.0
 LORA_SEED = 52
 STEPS, BATCH = 40, 16
 SL_LOOP = (f"batch_size={BATCH}", f"max_steps={STEPS}", "save_every=10")
+SHAPES = {"adapter": (), "full": ("lora_rank=0", "learning_rate=0.0003")}
 # Ranks add float32 numbers in another order.
 WEIGHT_ERROR_MAX, LOSS_ERROR_MAX = 1e-5, 1e-5
 RL_LOOP = (
@@ -46,13 +47,17 @@ def kill_second_rank(run: TinkerRun, recipe: Recipe) -> None:
     run.learner.start()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 def test_supervised_training_by_two_ranks_is_that_of_one_although_one_is_killed(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, shape: str
 ) -> None:
     losses, checkpoints = [], []
     for ranks in (1, 2):
         with tinker_run(tmp_path / f"of-{ranks}", model, ranks=ranks) as run:
-            recipe = Recipe("sl_loop", SL_LOOP, run.url, run.key(), model.parent / "hub", LORA_SEED)
+            arguments = (*SL_LOOP, *SHAPES[shape])
+            recipe = Recipe(
+                "sl_loop", arguments, run.url, run.key(), model.parent / "hub", LORA_SEED
+            )
             if ranks > 1:
                 kill_second_rank(run, recipe)
             found = recipe.wait(RECIPE_S)
