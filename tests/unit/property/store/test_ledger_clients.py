@@ -212,6 +212,8 @@ class ClientsMachine(RuleBasedStateMachine):
         kept = data.draw(st.sampled_from(open_ones))
         ended = replace(kept, result=result, ended=True, failed=isinstance(result, Failed))
         key = kept.operation.model, kept.operation.number
+        # After a later step was saved, or its gradient dropped, it is needed no longer.
+        needed = needed and key in self.needed
         if not needed:
             self.needed.discard(key)
         if not needed or isinstance(result, Failed):
