@@ -96,6 +96,8 @@ class RefitReport:
     recomputed_tokens: int = 0
     # Seconds that the engine needs for that, during the refit or after it; None: not known yet.
     recompute_s: float | None = 0.0
+    # How many adapters it holds at most, if these are fewer than `AdapterBase.held_max`.
+    held_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

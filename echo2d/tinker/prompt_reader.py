@@ -77,7 +77,8 @@ class PromptReader:
         """Draw tokens, with replacement."""
         temperature, count = self._call.temperature, self._call.alternatives
         if temperature:
-            chances_nv = (logits_nv / temperature).softmax(1)
+            # On a GPU a chance that is not a number would end the process.
+            chances_nv = (logits_nv / temperature).softmax(1).nan_to_num(nan=1.0)
             found_nk = chances_nv.multinomial(count, replacement=True, generator=self._random)
         else:
             found_nk = logits_nv.argmax(1)[:, None].expand(-1, count)

@@ -400,6 +400,8 @@ class Trainer:
 
         def write() -> int:
             if isinstance(slot, WholeModel):
+                if self.ranks.highest(int(not slot.finite)):
+                    raise WrongCall("the weights are not finite: load an earlier checkpoint")
                 return self._wholes.save(slot, directory, optimizer=optimizer)
             assert isinstance(slot, Slot)
             files = self._factory.files_of(slot, optimizer=optimizer)

@@ -72,6 +72,11 @@ class WholeModel(TrainedWeights):
         self.state_at = -math.inf
 
     @property
+    def finite(self) -> bool:
+        """Whether this rank's part of the weights is; no rank reads a folder with others."""
+        return all(bool(own_shard(each).isfinite().all()) for each in self.weights.values())
+
+    @property
     def state_due(self) -> bool:
         return self.unsaved >= UNSAVED_BYTES_MAX or time.monotonic() >= self.state_at
 

@@ -32,6 +32,7 @@ from echo2d.core.tinker.events import (
     Submit,
 )
 from echo2d.core.tinker.futures import Failed, FutureId, Outcome
+from echo2d.core.tinker.held_snapshots import HELD_MAX
 from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
 from tests.support.coordinator_world import RULES, World
 
@@ -41,10 +42,11 @@ PRICED = replace(
     RULES,
     tasks=(),
     tinker=(BASE,),
+    versions_held=HELD_MAX,
     prices=(NamedPrice("*", Price(usd_per_h=2.0)),),
     activation=ActivationTable(learner_usd_per_h=LEARNER_USD_PER_H),
 )
-FREE_RUN = replace(RULES, tasks=(), tinker=(BASE,))
+FREE_RUN = replace(RULES, tasks=(), tinker=(BASE,), versions_held=HELD_MAX)
 
 
 class ClientWorld(World):
@@ -160,6 +162,8 @@ class ClientWorld(World):
             result = self._result(order)
             if order["kind"] == "publish":
                 self.publish(order["arguments"]["version"])
+                self.drain()
+                self.refit(self.peers["gpu-1"])
             self._end(model, number, result)
 
     def _end(self, model: ModelId, number: int, result: Outcome) -> None:

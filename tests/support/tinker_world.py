@@ -1,6 +1,5 @@
 """The training service of the Tinker API with clients and a learner, without HTTP and models."""
 
-from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -8,8 +7,8 @@ import msgpack
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack
-from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
-from echo2d.core.cluster.events import Persist, Reply, Send
+from echo2d.core.base.ids import Epoch, PublishSeq, RequestId
+from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.sampling import WHOLE
@@ -39,6 +38,7 @@ from echo2d.core.tinker.events import (
 from echo2d.core.tinker.futures import Failed, FutureId, Outcome
 from echo2d.core.tinker.operations import ModelId, Operation, OperationKind
 from echo2d.core.tinker.service import TinkerService
+from tests.support.tinker_samplers import ObedientWorkers
 
 BASE = "org/base"
 WALL = 1_700_000_000.0
@@ -54,11 +54,9 @@ class TinkerWorld:
         clients = KeptClients(models=tuple(models), checkpoints=tuple(saved))
         self.now = 0.0
         self.versions = PublishedVersions((), PublishSeq(0))
-        # The versions that workers were told to hold beside the next one.
-        self.holds: list[tuple[int, ...]] = []
-        self.members = Membership("r", 1.0)
+        self.members, self.workers = Membership("r", 1.0), ObedientWorkers()
         self.service = TinkerService(
-            [BASE], self.members, self.versions, clients, hold=self.hold, now=self.now
+            [BASE], self.members, self.versions, clients, self.workers, now=self.now
         )
         self.requests = count(1)
         self.answers: dict[int, Reply] = {}
@@ -71,10 +69,6 @@ class TinkerWorld:
         # What the learner has run: (model, number, kind).
         self.ran: list[tuple[str, int, str]] = []
         self.fails: set[tuple[str, int]] = set()
-
-    def hold(self, versions: Sequence[Version]) -> list[Send]:
-        self.holds.append(tuple(versions))
-        return []
 
     def take(self, actions: list[Any]) -> None:
         """What a turn of the coordinator's loop does: first all records become durable."""

@@ -8,21 +8,29 @@ nothing of this is sent.
 Not here: which versions to hold (`core/tinker/held_snapshots`), who writes with them (`work/ranking`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.peer import Peer
-from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.cluster.peer import Peer, PeerEngine
+from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import HeldVersions, VersionKey
 
 
 class Holding:
     """See the module docstring. most: engines hold at most this many versions, the served one included."""
 
-    def __init__(self, members: Membership, versions: PublishedVersions, most: int) -> None:
+    def __init__(
+        self,
+        members: Membership,
+        versions: PublishedVersions,
+        most: int,
+        spreads: Callable[[VersionKey], bool] = lambda _: False,
+    ) -> None:
+        """spreads: whether a version is on its way to workers, or waits for that."""
         self._members, self._versions, self._most = members, versions, most
+        self._spreads = spreads
 
     @property
     def several(self) -> bool:
@@ -43,11 +51,44 @@ class Holding:
         self._versions.held = held
         return [send for peer in self._members for send in self.joined(peer)]
 
+    # --- for the samplers of clients
+
+    @property
+    def room(self) -> int:
+        """How many versions engines hold at most: the median of the workers that serve one."""
+        serving = [peer.engine for peer in self._members.workers() if peer.engine.serving]
+        rooms = sorted(max(1, min(self._most, each.held_max or self._most)) for each in serving)
+        return rooms[len(rooms) // 2] if rooms else self._most
+
     def spread(self, version: Version) -> bool:
         """Whether every worker that serves a version holds this one; also if it is not live."""
         key = self._versions.numbered(version)
         serving = (peer.engine for peer in self._members.workers() if peer.service.active)
         return key is None or all(key in each.held for each in serving if each.serving is not None)
+
+    def arrived(self, version: Version) -> bool:
+        """Whether a worker holds it."""
+        key = self._versions.numbered(version)
+        return key is not None and any(key in each.held for each in self._engines())
+
+    def coming(self, version: Version) -> bool:
+        """Whether it is on its way to workers, or waits for that."""
+        key = self._versions.numbered(version)
+        return key is not None and self._spreads(key)
+
+    def possible(self, version: Version) -> bool:
+        """Whether a worker holds it or may hold it later; also if no worker is here."""
+        key, newest = self._versions.numbered(version), self._versions.newest
+        if key is None:
+            return False
+        comes = self._spreads(key) or (newest is not None and key_of(newest) == key)
+        here = list(self._engines())
+        return comes or not here or any(key in (*each.held, each.stands) for each in here)
+
+    def _engines(self) -> Iterator[PeerEngine]:
+        """Those of workers, also if their connection broke a moment ago."""
+        here = (peer for peer in self._members if peer.kind == "worker" and peer.state == "joined")
+        return (peer.engine for peer in here)
 
     def joined(self, peer: Peer) -> list[Send]:
         """Tell a worker what to hold; it has been welcomed."""

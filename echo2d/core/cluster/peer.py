@@ -40,6 +40,8 @@ class PeerEngine:
     serving: VersionKey | None = None
     # The versions that they hold beside it: leases may name them.
     beside: frozenset[VersionKey] = frozenset()
+    # How many they hold at most, if these are fewer than the run wants.
+    held_max: int | None = None
     # The versions that the engines have served since the daemon started, in the order of arrival (a set).
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
@@ -84,6 +86,7 @@ class PeerEngine:
             self.refit_pause_s = done.pause_s
             self.recomputed_tokens, self.recompute_s = done.recomputed_tokens, done.recompute_s
         self.serves(VersionKey(done.version, done.digest), held)
+        self.held_max = done.held_max
         self.memory_ok = done.memory_ok
 
 

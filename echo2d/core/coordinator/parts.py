@@ -71,7 +71,6 @@ def make_parts(
         audits=audits,
         is_held_out=evaluations.is_held_out,
     )
-    holding = Holding(run.members, run.versions, rules.versions_held)
     publishing = Publishing(
         run,
         plan_secret=plan_secret,
@@ -80,6 +79,7 @@ def make_parts(
         form=recovered.form,
         now=now,
     )
+    holding = Holding(run.members, run.versions, rules.versions_held, publishing.spreads)
     gateway = GatewayCalls(run, scheduler=scheduler, spreads=publishing.spreads, audits=audits)
     calls = LearnerCalls(
         run,
@@ -97,9 +97,8 @@ def make_parts(
             run.members,
             run.versions,
             recovered.clients,
+            holding,
             staleness_max=rules.tinker_staleness_max,
-            hold=holding.hold,
-            spread=holding.spread,
             now=now,
         )
     return CoordinatorParts(

@@ -372,6 +372,8 @@ class RefitDone:
     recompute_s: float | None = None
     # The versions that every engine holds now (see HeldVersions), this one included.
     held: tuple[VersionKey, ...] = ()
+    # How many versions the engines hold at most, if these are fewer than HeldVersions.most.
+    held_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,48 +3,71 @@
     waited for --others make room--> published as a version --> held --> makes room
 
 A *snapshot* is the weights in one folder, or the base model. Workers hold HELD_MAX adapters at a time beside the base,
-and draw from all of them at once. Whole weights are held alone. When a snapshot is wanted and there is no room, the one
-whose last use is longest ago goes, if nothing is drawn from it and nothing waits for it. If all are in use, the
-one that was published first goes: after SNAPSHOT_SWITCH_S nothing more of it is begun. So of many snapshots each has
-its turn: callers take turns, and of one caller's snapshots the one that waits longest is next. A snapshot that comes
-again is published as a new version with the same bytes.
+or as many as they can, and draw from all of them at once. Whole weights are held alone. When a snapshot is wanted and
+there is no room, the one whose last use is longest ago goes, if nothing is drawn from it and nothing waits for it. If
+all are in use, the one that came to the workers first goes: after SNAPSHOT_SWITCH_S nothing more of it is begun. So of
+many snapshots each has its turn: callers take turns, and of one caller's snapshots the one that waits longest is next.
+A snapshot that comes again is published as a new version with the same bytes.
+
+Nothing is drawn from a version before a worker holds it, and none is published before the one before has come to one:
+workers skip a version when a newer one is there.
 Not here: the samples themselves (`draw_queue`), how many are drawn at once (`samplers`).
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from echo2d.core.base.ids import Version
+from echo2d.core.cluster.events import Send
 from echo2d.core.tinker.draw_queue import AskedSample, DrawQueue
 
 # Each takes the memory of an adapter in every engine.
 HELD_MAX = 4
 SNAPSHOT_SWITCH_S = 20.0
-# So long a new version may be on its way to the last worker before the next one follows: workers skip a version when a
-# newer one is there.
+# The next version waits so long for the other workers, once one of them holds the one before.
 SPREAD_S_MAX = 5.0
+# A version that is not on its way any more, and that no worker holds, may be loaded for so long.
+LOAD_S_MAX = 120.0
+
+
+class HoldingWorkers(Protocol):
+    """What workers hold, as `cluster.holding.Holding` says it."""
+
+    @property
+    def room(self) -> int: ...
+
+    def hold(self, versions: Sequence[Version]) -> Sequence[Send]: ...
+
+    def spread(self, version: Version) -> bool: ...
+
+    def arrived(self, version: Version) -> bool: ...
+
+    def coming(self, version: Version) -> bool: ...
+
+    def possible(self, version: Version) -> bool: ...
 
 
 @dataclass(slots=True)
 class _Held:
     version: Version
+    # When it came to a worker; before, when it was last seen on its way.
     since: float
     whole: bool
     used: int  # when it was used last, in turns
+    arrived: bool = False
 
 
 class HeldSnapshots:
     """See the module docstring. `now` is monotonic seconds.
 
-    queue: the samples that wait to be drawn. prompts: those whose prompts wait to be read. spread: whether all workers
-    that can hold a version do.
+    queue: the samples that wait to be drawn. prompts: those whose prompts wait to be read.
     """
 
-    def __init__(
-        self, queue: DrawQueue, prompts: DrawQueue, spread: Callable[[Version], bool]
-    ) -> None:
-        self._queue, self._prompts, self._spread = queue, prompts, spread
+    def __init__(self, queue: DrawQueue, prompts: DrawQueue, workers: HoldingWorkers) -> None:
+        self._queue, self._prompts, self._workers = queue, prompts, workers
         # Whether workers read prompts, too.
         self.reads = False
         # By folder, in the order in which they were published.
@@ -69,8 +92,13 @@ class HeldSnapshots:
 
     def open_to(self, *, now: float) -> Mapping[str, Version]:
         """From which folders samples may be begun, and as which versions."""
+        self.look(now=now)
         closed = self._making_room(self._next()) if self._switches(now) else []
-        return {folder: at for folder, at in self.versions.items() if folder not in closed}
+        return {
+            folder: each.version
+            for folder, each in self._held.items()
+            if each.arrived and folder not in closed
+        }
 
     def begun(self, folder: str) -> None:
         """A sample from this folder is begun, or its prompt."""
@@ -85,15 +113,27 @@ class HeldSnapshots:
         if not self._under_way[version]:
             del self._under_way[version]
 
+    def look(self, *, now: float) -> None:
+        """See which versions have come to workers, and forget those that no worker can hold any more."""
+        workers = self._workers
+        for folder, each in list(self._held.items()):
+            if not workers.possible(each.version):
+                del self._held[folder]
+            elif not each.arrived:
+                each.arrived = workers.arrived(each.version)
+                if each.arrived or workers.coming(each.version):
+                    each.since = now
+
     def wanted(self, *, now: float) -> str | None:
         """The folder to publish next; None: there is none, or the others are in use."""
+        self.look(now=now)
         folder = self._next()
         going = self._making_room(folder)
         used = [each for each in going if not self._idle(each)]
         if (
             any(self._under_way[self._held[each].version] for each in going)
             or (used and not self._switches(now))
-            or (self._spreads_until(going) or now) > now
+            or self._spreads_until(going) > now
         ):
             return None
         return folder
@@ -101,6 +141,10 @@ class HeldSnapshots:
     def make_room(self, folder: str) -> list[Version]:
         """This folder is published now. Returns the versions that stay beside it."""
         self._whole_comes = self._whole(folder)
+        # Now, and not when it is published: a caller that cancels meanwhile has had its turn.
+        self._turn += 1
+        for waiting in self._firsts(folder):
+            self._turns[waiting.sampler.caller] = self._turn
         for each in self._making_room(folder):
             del self._held[each]
         return [each.version for each in self._held.values()]
@@ -108,8 +152,6 @@ class HeldSnapshots:
     def published(self, folder: str, version: Version, *, now: float) -> None:
         self._turn += 1
         self._held[folder] = _Held(version, now, self._whole_comes, self._turn)
-        for waiting in self._firsts(folder):
-            self._turns[waiting.sampler.caller] = self._turn
 
     def lost(self, version: Version) -> None:
         """No worker holds this version any more."""
@@ -158,12 +200,12 @@ class HeldSnapshots:
             return []
         if self._whole(folder) or self.whole:
             return list(self._held)
-        if len(self._held) < HELD_MAX:
+        if len(self._held) < min(HELD_MAX, self._workers.room):
             return []
         idle = [each for each in self._held if self._idle(each)]
-        return [
-            min(idle, key=lambda each: self._held[each].used) if idle else next(iter(self._held))
-        ]
+        if idle:
+            return [min(idle, key=lambda each: self._held[each].used)]
+        return [min(self._held, key=lambda each: self._since(self._held[each]))]
 
     def _idle(self, folder: str) -> bool:
         drawn = self._under_way[self._held[folder].version]
@@ -176,18 +218,25 @@ class HeldSnapshots:
     def _switch_at(self) -> float | None:
         """When those in use must make room for the next one; None: none must."""
         going = self._making_room(self._next())
-        used = [self._held[each].since for each in going if not self._idle(each)]
+        used = [self._since(self._held[each]) for each in going if not self._idle(each)]
         if not used:
             return None
         since = min(each.since for folder in self._lacking() for each in self._firsts(folder))
         return max(since, *used) + SNAPSHOT_SWITCH_S
 
-    def _spreads_until(self, going: list[str]) -> float | None:
-        """Until when the next version waits for workers that lack the one before; None: it need not."""
+    def _since(self, held: _Held) -> float:
+        """When its turn began, or begins at the latest."""
+        return held.since if held.arrived else held.since + LOAD_S_MAX
+
+    def _spreads_until(self, going: list[str]) -> float:
+        """Until when the next version waits for workers that lack the one before."""
         newest = next(reversed(self._held), None)
-        if newest is None or newest in going or self._spread(self._held[newest].version):
-            return None
-        return self._held[newest].since + SPREAD_S_MAX
+        if newest is None or newest in going:
+            return -math.inf
+        held = self._held[newest]
+        if held.arrived and self._workers.spread(held.version):
+            return -math.inf
+        return self._since(held) + SPREAD_S_MAX
 
     def check(self) -> None:
         assert len(self._held) <= HELD_MAX

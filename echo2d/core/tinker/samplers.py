@@ -11,7 +11,7 @@ sampler (`service`), workers (`core/work/calls`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echo2d.core.base.ids import Version
@@ -25,7 +25,7 @@ from echo2d.core.tinker.events import (
     SessionName,
 )
 from echo2d.core.tinker.futures import FutureId
-from echo2d.core.tinker.held_snapshots import HeldSnapshots
+from echo2d.core.tinker.held_snapshots import HeldSnapshots, HoldingWorkers
 
 # Beyond this many samplers of one caller the oldest one ends. Each of full weights keeps 2 bytes for each weight on the
 # learner's disk.
@@ -53,9 +53,9 @@ class SampleQueue:
 
 
 class Samplers:
-    """See the module docstring. `now` is monotonic seconds. spread: as in `HeldSnapshots`."""
+    """See the module docstring. `now` is monotonic seconds. workers: what they hold."""
 
-    def __init__(self, spread: Callable[[Version], bool] = lambda _: True) -> None:
+    def __init__(self, workers: HoldingWorkers) -> None:
         self._samplers: dict[SamplerName, WeightsSampler] = {}
         self._waiting = DrawQueue()
         # Those whose prompts the learner or workers must read next, and those whose prompts workers read now.
@@ -63,7 +63,7 @@ class Samplers:
         self._read_now: dict[FutureId, AskedSample] = {}
         # Those whose prompts or sequences only the learner can score.
         self._unscored: dict[FutureId, AskedSample] = {}
-        self.held = HeldSnapshots(self._waiting, self._unread, spread)
+        self.held = HeldSnapshots(self._waiting, self._unread, workers)
         self._drawn: dict[FutureId, AskedSample] = {}
         # By caller: sequences under way, samples that are not, and the bytes of all.
         self._sequences, self._waits, self._bytes = Counter[str](), Counter[str](), Counter[str]()

@@ -14,14 +14,14 @@ Not here: HTTP (`net/tinker`), what the learner does next (`learner_work`), what
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import starmap
 from typing import Any, assert_never
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.ids import RequestId, Version
-from echo2d.core.cluster.events import Persist, Reply, Send
+from echo2d.core.base.ids import RequestId
+from echo2d.core.cluster.events import Persist, Reply
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.peer import Peer
 from echo2d.core.cluster.versions import PublishedVersions
@@ -71,6 +71,7 @@ from echo2d.core.tinker.events import (
 )
 from echo2d.core.tinker.figures import Figures, Prices
 from echo2d.core.tinker.futures import Failed, FutureId
+from echo2d.core.tinker.held_snapshots import HoldingWorkers
 from echo2d.core.tinker.learner_work import Action, LearnerWork
 from echo2d.core.tinker.operations import NumberRefusedError, Operation
 from echo2d.core.tinker.prompt_orders import PromptOrders
@@ -94,8 +95,7 @@ SAMPLER_NUMBERS_MAX = 8192
 class TinkerService:
     """See the module docstring. `now` is monotonic seconds. names: the names of the base model in the API.
 
-    kept: what the ledger has. staleness_max: and hold: as in `LearnerWork`. spread: as in
-    `HeldSnapshots`.
+    kept: what the ledger has. workers: what they hold. staleness_max: as in `LearnerWork`.
     """
 
     def __init__(
@@ -104,21 +104,20 @@ class TinkerService:
         members: Membership,
         versions: PublishedVersions,
         kept: KeptClients,
+        workers: HoldingWorkers,
         *,
         staleness_max: int | None = None,
-        hold: Callable[[Sequence[Version]], Sequence[Send]] = lambda _: (),
-        spread: Callable[[Version], bool] = lambda _: True,
         now: float,
     ) -> None:
         self._names = frozenset(names)
-        self._samplers, self._figures, self._results = Samplers(spread), Figures(), Results()
+        self._samplers, self._figures, self._results = Samplers(workers), Figures(), Results()
         self.prompts = PromptOrders(self._samplers, members, versions)
         self._checkpoints, self._models = SavedModels(kept.models, kept.checkpoints), ClientModels()
         self._work = LearnerWork(
             self._names,
             versions,
             staleness_max=staleness_max,
-            hold=hold,
+            hold=workers.hold,
             models=self._models,
             results=self._results,
             checkpoints=self._checkpoints,

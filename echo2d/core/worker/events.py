@@ -105,6 +105,8 @@ class EngineRefitted:
     recompute_s: float | None = None
     # The labels of all versions that every engine holds now.
     held: tuple[str, ...] = ()
+    # How many they hold at most, if these are fewer than they were told to.
+    held_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,6 +345,7 @@ class WorkerVersions:
             event.recomputed_tokens,
             event.recompute_s,
             self.held,
+            event.held_max,
         )
         return [SendControl(done), *self.choose(now=now)]
 

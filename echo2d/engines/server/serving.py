@@ -331,7 +331,7 @@ class Serving:
         self._require(server, weights)
         self.adapters.serve(label, base)
         self.label = label
-        return report
+        return replace(report, held_max=base.held_max)
 
     async def _load_base(
         self, adapter: AdapterLayout, base: AdapterBase, weights: str

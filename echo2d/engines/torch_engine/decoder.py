@@ -223,7 +223,9 @@ class Decoder:
         tokens = self._recompute(staying, label)
         self.label, self.held = label, kept | {label}
         self._drop_adapters()
-        return RefitReport(label, loaded - started, tokens, time.monotonic() - loaded)
+        recompute_s = time.monotonic() - loaded
+        one = base is not None and self.serving(label).expert_shape is not None
+        return RefitReport(label, loaded - started, tokens, recompute_s, 1 if one else None)
 
     def hold(self) -> None:
         self._emit_held()

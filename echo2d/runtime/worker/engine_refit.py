@@ -115,6 +115,7 @@ class EngineRefits:
         )
         pause_s, memory_ok, tokens = 0.0, list[bool | None](), 0
         recomputes_s: list[float | None] = []
+        rooms = list[int]()
         # Hash the files only if an engine gives digests (SGLang gives none): hashing a large model takes seconds.
         expected: dict[str, bytes] | None = None
         for engine in self._engines:
@@ -128,6 +129,7 @@ class EngineRefits:
             memory_ok.append(None if digests is None else digests == expected)
             tokens += report.recomputed_tokens
             recomputes_s.append(report.recompute_s)
+            rooms += [] if report.held_max is None else [report.held_max]
         self._texts.serve(files)
         known_s = [each for each in recomputes_s if each is not None]
         recompute_s = max(known_s, default=0.0) if len(known_s) == len(recomputes_s) else None
@@ -139,6 +141,7 @@ class EngineRefits:
             tokens,
             recompute_s,
             self._held(),
+            min(rooms, default=None),
         )
 
     def _held(self) -> tuple[str, ...]:

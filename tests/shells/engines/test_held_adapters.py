@@ -91,7 +91,10 @@ async def test_a_mixture_of_experts_holds_one_adapter(tmp_path: Path) -> None:
         )
     await engine.refit(tmp_path / "0", label(0), base)
     async with running(engine, request, named(0, request)) as (free, own):
-        await engine.refit(tmp_path / "1", label(1), replace(base, kept=frozenset(held(0))))
+        report = await engine.refit(
+            tmp_path / "1", label(1), replace(base, kept=frozenset(held(0)))
+        )
+        assert report.held_max == 1
         await own.until(lambda sample: sample.finish == "abort")
         await free.until(lambda sample: label(1) in sample.labels)
         await engine.check()
@@ -109,7 +112,7 @@ async def test_a_full_server_ends_the_requests_under_dropped_adapters(
         harness = AdapterDoubleHarness(tmp_path, [double], base)
         engine = harness.engine()
         await engine.start()
-        await refit(harness, engine, 0, most=2)
+        assert (await refit(harness, engine, 0, most=2)).held_max == 2
         await refit(harness, engine, 1, 0, most=2)
         async with running(engine, named(0, ENDLESS), named(1, ENDLESS)) as (old, kept):
             await refit(harness, engine, 2, 1, most=2)

@@ -56,7 +56,7 @@ class KilledWorld(TinkerWorld):
         kept = self.ledger.recover().clients
         self.versions = PublishedVersions((), PublishSeq(0))
         self.service = TinkerService(
-            [BASE], Membership("r", 1.0), self.versions, kept, now=self.now
+            [BASE], Membership("r", 1.0), self.versions, kept, self.workers, now=self.now
         )
         self.service.check()
 

@@ -49,6 +49,7 @@ from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.prompts import PROMPT_ANSWER_BYTES_MAX
 from echo2d.tinker.wire import read_prompt_call
 from tests.support.paths import REPO
+from tests.support.tinker_samplers import ObedientWorkers
 
 ROLES: dict[str, Role] = {"ann": "tinker", "bob": "tinker", "box": "worker"}
 BASE = "org/base"
@@ -61,7 +62,9 @@ class Backend:
 
     def __init__(self) -> None:
         versions, now = PublishedVersions((), PublishSeq(0)), time.monotonic()
-        self.service = TinkerService([BASE], Membership("r", 1.0), versions, KeptClients(), now=now)
+        self.service = TinkerService(
+            [BASE], Membership("r", 1.0), versions, KeptClients(), ObedientWorkers(), now=now
+        )
         self.requests = PendingRequests(self.take, count(), 100)
         self.records: list[Any] = []
         self.draws: list[Any] = []

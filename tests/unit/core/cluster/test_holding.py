@@ -125,3 +125,32 @@ def test_a_version_has_spread_when_every_worker_at_work_holds_it() -> None:
     publish(world, 2, one, two, world.peers["late"])
     assert (spread(Version(0)), spread(Version(2))) == (False, True)
     assert spread(Version(9)), "there is no such version"
+
+
+def test_a_version_arrives_with_its_first_worker_and_is_possible_before() -> None:
+    world, (one, _two) = held_world(2, 2)
+    hold(world, 0)
+    holding = world.state._parts.holding
+    publish(world, 1)
+    version = Version(1)
+    assert (holding.arrived(version), holding.possible(version)) == (False, True)
+    world.refit(one)
+    assert holding.arrived(version)
+    # An older one that no worker holds will come to none.
+    publish(world, 2, *world.peers.values())
+    publish(world, 3, *world.peers.values())
+    assert not holding.possible(version)
+    assert not holding.possible(Version(9))
+
+
+def test_the_room_is_what_most_workers_say_that_they_have() -> None:
+    world, workers = held_world(2, 2, 2)
+    holding = world.state._parts.holding
+    engines = [world.state._members.get(each.peer) for each in workers]
+    for peer, most in zip(engines, (1, 1, None), strict=True):
+        assert peer is not None
+        peer.engine.held_max = most
+    assert holding.room == 1
+    assert engines[0] is not None
+    engines[0].engine.held_max = None
+    assert holding.room == 3

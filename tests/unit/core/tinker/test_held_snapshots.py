@@ -8,11 +8,12 @@ from echo2d.core.tinker.draw_queue import BASE, DrawQueue
 from echo2d.core.tinker.futures import FutureId
 from echo2d.core.tinker.held_snapshots import (
     HELD_MAX,
+    LOAD_S_MAX,
     SNAPSHOT_SWITCH_S,
     SPREAD_S_MAX,
     HeldSnapshots,
 )
-from tests.support.tinker_samplers import sample, sampler
+from tests.support.tinker_samplers import ObedientWorkers, sample, sampler
 
 
 class Weights:
@@ -20,8 +21,8 @@ class Weights:
 
     def __init__(self) -> None:
         self.queue, self.prompts = DrawQueue(), DrawQueue()
-        self.spread = True
-        self.held = HeldSnapshots(self.queue, self.prompts, lambda _: self.spread)
+        self.workers = ObedientWorkers()
+        self.held = HeldSnapshots(self.queue, self.prompts, self.workers)
         self.versions = 0
 
     def ask(
@@ -41,6 +42,7 @@ class Weights:
         stay = self.held.make_room(folder)
         self.versions += 1
         self.held.published(folder, Version(self.versions), now=now)
+        self.held.look(now=now)
         self.held.check()
         return stay
 
@@ -127,13 +129,68 @@ def test_the_next_version_waits_a_while_until_all_workers_have_the_one_before() 
     weights = Weights()
     weights.hold("f1", now=10.0)
     weights.ask("f2", now=10.0)
-    weights.spread = False
+    weights.workers.partly = {1}
     assert weights.held.wanted(now=11.0) is None
     assert weights.held.wake_at(11.0) == 10.0 + SPREAD_S_MAX
-    weights.spread = True
+    weights.workers.partly = set()
     assert weights.held.wanted(now=11.0) == "f2"
-    weights.spread = False
+    weights.workers.partly = {1}
     assert weights.held.wanted(now=10.0 + SPREAD_S_MAX) == "f2"
+
+
+def test_nothing_is_drawn_or_published_before_a_version_that_is_on_its_way_has_come() -> None:
+    weights = Weights()
+    weights.workers.under_way = {1}
+    weights.ask("whole", whole=True)
+    weights.publish("whole")
+    weights.ask("f2")
+    for now in (100.0, 1000.0):
+        assert weights.held.wanted(now=now) is None
+        assert weights.held.open_to(now=now) == {}
+    # It takes turns from when it has come.
+    weights.workers.under_way = set()
+    assert weights.held.open_to(now=1001.0) == {"whole": 1}
+    assert weights.held.wanted(now=1002.0) is None
+    assert weights.held.wanted(now=1001.0 + SNAPSHOT_SWITCH_S) == "f2"
+
+
+def test_a_version_that_workers_cannot_load_makes_room_after_a_while() -> None:
+    weights = Weights()
+    weights.workers.late = {1}
+    weights.ask("whole", whole=True)
+    weights.publish("whole")
+    weights.ask("f2")
+    over = LOAD_S_MAX + SNAPSHOT_SWITCH_S
+    assert weights.held.wanted(now=over - 1.0) is None
+    assert weights.held.wanted(now=over) == "f2"
+
+
+def test_a_version_that_no_worker_can_hold_any_more_is_forgotten() -> None:
+    weights = Weights()
+    weights.hold("f1", "f2")
+    weights.workers.gone = {1}
+    weights.ask("f1")
+    assert weights.held.wanted(now=0.0) == "f1"
+    assert weights.publish("f1") == [2]
+
+
+def test_no_more_are_held_than_workers_have_room_for() -> None:
+    weights = Weights()
+    weights.workers.room = 2
+    weights.hold("f1", "f2")
+    weights.ask("f3")
+    assert weights.publish("f3") == [2]
+
+
+def test_a_caller_that_cancels_amid_its_turn_has_had_it() -> None:
+    weights = Weights()
+    weights.ask("f1", now=0.0)
+    weights.ask("f2", caller="bob", now=1.0)
+    assert weights.held.wanted(now=2.0) == "f1"
+    weights.held.make_room("f1")
+    weights.queue.take(FutureId("f1"))
+    weights.ask("f3", now=0.0)
+    assert weights.held.wanted(now=2.0) == "f2"
 
 
 @pytest.mark.usefixtures("one_at_a_time")

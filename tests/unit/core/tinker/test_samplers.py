@@ -24,7 +24,7 @@ from echo2d.core.tinker.samplers import (
     DRAWN_MAX,
     Samplers,
 )
-from tests.support.tinker_samplers import sample, sampler
+from tests.support.tinker_samplers import ObedientWorkers, sample, sampler
 
 
 def opened(of: WeightsSampler) -> SamplerOpened:
@@ -50,7 +50,7 @@ def published(samplers: Samplers, folder: str, version: int, now: float = 0.0) -
 
 def serving() -> Samplers:
     """They hold f1, from which nothing is asked."""
-    samplers = Samplers()
+    samplers = Samplers(ObedientWorkers())
     asked(samplers, sampler("f1"), "first")
     published(samplers, "f1", 1)
     samplers.drop(FutureId("first"))
@@ -58,7 +58,7 @@ def serving() -> Samplers:
 
 
 def test_nothing_is_drawn_before_its_weights_are_held() -> None:
-    samplers = Samplers()
+    samplers = Samplers(ObedientWorkers())
     asked(samplers, sampler("f1"), "a")
     assert begun(samplers) == []
     assert samplers.held.wanted(now=0.0) == "f1"
@@ -69,7 +69,7 @@ def test_nothing_is_drawn_before_its_weights_are_held() -> None:
 
 
 def test_samples_of_several_weights_are_drawn_at_once_in_the_order_in_which_they_came() -> None:
-    samplers = Samplers()
+    samplers = Samplers(ObedientWorkers())
     for number, name in enumerate("abcd"):
         asked(samplers, sampler("f1" if number % 2 else BASE), name, now=float(number))
     published(samplers, BASE, 1)
@@ -79,7 +79,7 @@ def test_samples_of_several_weights_are_drawn_at_once_in_the_order_in_which_they
 
 
 def test_a_sample_that_waits_follows_its_sampler_to_newer_weights() -> None:
-    samplers = Samplers()
+    samplers = Samplers(ObedientWorkers())
     name, session = SamplerName("s1:f1"), SessionName("s1")
     follower = SamplerOpened(
         name, "ann", session, "f1", "org/base", None, ModelId("m"), steps=1, follows=True
@@ -144,7 +144,7 @@ def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "CALLER_SAMPLERS_MAX", 2)
-    samplers = Samplers()
+    samplers = Samplers(ObedientWorkers())
     for folder, caller in (("f1", "bob"), ("f2", "ann"), ("f3", "ann"), ("f4", "ann")):
         samplers.open(opened(sampler(folder, caller)))
     found = [samplers.get("ann", SamplerName(f"s1:{each}")) for each in ("f2", "f3", "f4")]
@@ -154,7 +154,7 @@ def test_beyond_the_limit_the_oldest_sampler_of_its_caller_ends(
 
 
 def test_fewer_samplers_of_full_weights_are_kept() -> None:
-    samplers, whole = Samplers(), range(CALLER_WHOLE_SAMPLERS_MAX)
+    samplers, whole = Samplers(ObedientWorkers()), range(CALLER_WHOLE_SAMPLERS_MAX)
     samplers.open(opened(sampler("adapter")))
     for number in whole:
         assert samplers.open(replace(opened(sampler(f"w{number}")), whole=True)) == []

@@ -661,14 +661,14 @@ def test_weights_are_drawn_from_while_others_are_published() -> None:
     new = sampled(world, second, 1)
     order = world.next_order()
     assert order is not None
-    assert (order["kind"], world.holds) == ("publish", [(), (1,)])
+    assert (order["kind"], world.workers.told) == ("publish", [(), (1,)])
     old = sampled(world, first, 2)
     assert drawn(world) == [(old, 1)]
     # The learner dies, and perhaps the version was accepted. So it is published again.
     world.take(world.service.learner_began(now=world.now))
     assert drawn(world) == []
     world.learn()
-    assert (drawn(world), world.holds) == ([(new, 3)], [(), (1,), (1,)])
+    assert (drawn(world), world.workers.told) == ([(new, 3)], [(), (1,), (1,)])
     world.handle(SampleEnded(FutureId(one[0]), b"tokens"))
 
 
