@@ -12,7 +12,7 @@ from tools.house_report import Module, offered, read_modules, surface
 
 # A commit that raises a limit does nothing else, and says why.
 BUDGET = {
-    "code lines: echo2d": 65_780,
+    "code lines: echo2d": 65_820,
     "code lines: learner": 8_570,
     "commands": 30,
     "commands: offered by click": 30,
@@ -20,8 +20,8 @@ BUDGET = {
     "options: offered by click": 184,
     "keys": 270,
     "keys: of simulations": 42,
-    "constants": 1_280,
-    "modules of at most 75 lines with one importer or none": 18,
+    "constants": 1_281,
+    "modules of at most 75 lines with one importer or none": 17,
 }
 TO_DO = "Remove something, or raise the limit in a commit of its own that says why"
 
