@@ -242,7 +242,7 @@ class _FolderWriter(SnapshotWriter):
 
 
 def _available_bytes() -> int:
-    """Of host memory."""
+    """The host memory that is free, in bytes."""
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return 1024 * int(facts["MemAvailable"].split()[0])
 

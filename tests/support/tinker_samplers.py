@@ -27,7 +27,7 @@ class ObedientWorkers:
 
     def __init__(self) -> None:
         self.room = 1 << 30
-        # What they were told to hold beside the next version, each time.
+        # The versions that each call of `hold` named.
         self.told: list[tuple[int, ...]] = []
         # Versions that only some of them hold; that none holds yet; that are on their way to all; that none can hold.
         self.partly, self.late = set[int](), set[int]()

@@ -26,7 +26,7 @@ class Holding:
         members: Membership,
         versions: PublishedVersions,
         most: int,
-        spreads: Callable[[VersionKey], bool] = lambda _: False,
+        spreads: Callable[[VersionKey], bool],
     ) -> None:
         """spreads: whether a version is on its way to workers, or waits for that."""
         self._members, self._versions, self._most = members, versions, most
@@ -69,7 +69,7 @@ class Holding:
     def arrived(self, version: Version) -> bool:
         """Whether a worker holds it."""
         key = self._versions.numbered(version)
-        return key is not None and any(key in each.held for each in self._engines())
+        return key is not None and self.anywhere(key)
 
     def coming(self, version: Version) -> bool:
         """Whether it is on its way to workers, or waits for that."""
@@ -78,17 +78,22 @@ class Holding:
 
     def possible(self, version: Version) -> bool:
         """Whether a worker holds it or may hold it later; also if no worker is here."""
-        key, newest = self._versions.numbered(version), self._versions.newest
-        if key is None:
-            return False
-        comes = self._spreads(key) or (newest is not None and key_of(newest) == key)
-        here = list(self._engines())
-        return comes or not here or any(key in (*each.held, each.stands) for each in here)
+        key = self._versions.numbered(version)
+        return key is not None and (self.may_come(key) or next(self._engines(), None) is None)
 
-    def _engines(self) -> Iterator[PeerEngine]:
-        """Those of workers, also if their connection broke a moment ago."""
-        here = (peer for peer in self._members if peer.kind == "worker" and peer.state == "joined")
-        return (peer.engine for peer in here)
+    # --- for calls whose leases name a version
+
+    def anywhere(self, key: VersionKey) -> bool:
+        """Whether a worker holds it."""
+        return any(key in each.held for each in self._engines())
+
+    def may_come(self, key: VersionKey) -> bool:
+        """Whether a worker holds it, it is on its way to one, or a worker that comes would load it."""
+        newest = self._versions.newest
+        comes = self._spreads(key) or (newest is not None and key_of(newest) == key)
+        return comes or any(key in (*each.held, each.stands) for each in self._engines())
+
+    # --- what workers are told, and what they say
 
     def joined(self, peer: Peer) -> list[Send]:
         """Tell a worker what to hold; it has been welcomed."""
@@ -112,3 +117,10 @@ class Holding:
             if live != peer.engine.beside:
                 peer.engine.beside = live
                 self._members.changed.add(peer.peer)
+
+    # --- inside
+
+    def _engines(self) -> Iterator[PeerEngine]:
+        """Those of workers, also if their connection broke a moment ago."""
+        here = (peer for peer in self._members if peer.kind == "worker" and peer.state == "joined")
+        return (peer.engine for peer in here)

@@ -80,7 +80,7 @@ def make_parts(
         now=now,
     )
     holding = Holding(run.members, run.versions, rules.versions_held, publishing.spreads)
-    gateway = GatewayCalls(run, scheduler=scheduler, spreads=publishing.spreads, audits=audits)
+    gateway = GatewayCalls(run, scheduler=scheduler, holding=holding, audits=audits)
     calls = LearnerCalls(
         run,
         recovered,

@@ -27,7 +27,7 @@ from echo2d.core.tinker.draw_queue import AskedSample, DrawQueue
 # Each takes the memory of an adapter in every engine.
 HELD_MAX = 4
 SNAPSHOT_SWITCH_S = 20.0
-# The next version waits so long for the other workers, once one of them holds the one before.
+# Once a worker holds a version, the next one waits at most so long for the other workers.
 SPREAD_S_MAX = 5.0
 # A version that is not on its way any more, and that no worker holds, may be loaded for so long.
 LOAD_S_MAX = 120.0
@@ -177,7 +177,7 @@ class HeldSnapshots:
         return min(waiting)[3] if waiting else None
 
     def _queues(self) -> tuple[DrawQueue, ...]:
-        """Of what waits for workers."""
+        """The queues of what waits for workers."""
         return (self._queue, self._prompts) if self.reads else (self._queue,)
 
     def _lacking(self) -> Iterator[str]:

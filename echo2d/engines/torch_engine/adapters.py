@@ -29,7 +29,7 @@ class TorchAdapter:
     tensors: Mapping[str, Tensor]  # by their names in the files
 
     def share(self, layer: str, states: Tensor) -> Tensor:
-        """What it adds to the layer's output for these inputs."""
+        """The term that it adds to the layer's output for these inputs."""
         a, b = self.lora.layers[layer]
         low = torch.nn.functional.linear(states, self.tensors[a])
         return torch.nn.functional.linear(low, self.tensors[b]) * self.lora.scale

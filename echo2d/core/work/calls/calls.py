@@ -13,16 +13,16 @@ Not here: which caller is next (`fair_queue`), priority and share of slots (`cal
 are believed (`call_choice`), HTTP, text, records.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from echo2d.core.audit.audits import Audits
 from echo2d.core.audit.waiting_samples import SampleVerdict
 from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Send
+from echo2d.core.cluster.holding import Holding
 from echo2d.core.cluster.parts import RunParts
-from echo2d.core.cluster.peer import Peer, PeerEngine
-from echo2d.core.cluster.versions import key_of
+from echo2d.core.cluster.peer import Peer
 from echo2d.core.protocol.control_messages import Finish, SampleDelta, SampleFinished, VersionKey
 from echo2d.core.protocol.trajectory import NOTHING, Partial, TrajectoryRecord, version_spans
 from echo2d.core.rules.tasks import GatewayRules
@@ -59,10 +59,9 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         parts: RunParts,
         *,
         scheduler: LeaseScheduler,
-        spreads: Callable[[VersionKey], bool],
+        holding: Holding,
         audits: Audits | None = None,
     ) -> None:
-        """spreads: whether a version is on its way to workers."""
         rules, members, versions, statistics = (
             parts.rules,
             parts.members,
@@ -71,7 +70,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         )
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
-        self._several, self._spreads = rules.versions_held > 1, spreads
+        self._holding = holding
         self._members = members
         self._versions = versions
         self._statistics = statistics
@@ -110,7 +109,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
                 event.call, "version", f"version {newest.version} is the newest one"
             )
         named = None
-        if self._several and event.min_version == event.max_version:
+        if self._holding.several and event.min_version == event.max_version:
             named = self._versions.numbered(event.min_version)
         if (exact := event.max_version) is not None and not self._may_come(exact, named):
             return self._refuse(event.call, "version", _gone_text(exact))
@@ -361,7 +360,7 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
         named = choice.named
         writers = map(choice.may_be_written_by, self._all_served())
-        held = any(named in engine.held for engine in self._engines_here())
+        held = named is not None and self._holding.anywhere(named)
         if held or (named is None and any(writers)):
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
@@ -416,16 +415,10 @@ class GatewayCalls(KindOfWork[PendingChoice]):
         """Whether a worker serves this version, or may serve it next: only the newest is loaded. named: the version, if
         leases name it: then it is enough that a worker holds it, or that it is on its way to one.
         """
-        newest = self._versions.newest
         if named is not None:
-            coming = (newest is not None and key_of(newest) == named) or self._spreads(named)
-            return coming or any(named in (*e.held, e.stands) for e in self._engines_here())
+            return self._holding.may_come(named)
+        newest = self._versions.newest
         return newest is None or version >= newest.version or version in self._all_served()
-
-    def _engines_here(self) -> Iterator[PeerEngine]:
-        """The engines of workers, also of those whose connection broke a moment ago: they will be back."""
-        here = (peer for peer in self._members if peer.kind == "worker" and peer.state == "joined")
-        return (peer.engine for peer in here)
 
     def check(self) -> None:
         self._queue.check()

@@ -105,7 +105,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def logprobs(trainer: Trainer, folder: str) -> NDArray[np.float32]:
-    """Of the prompt, under saved weights."""
+    """The logprobs of the prompt under saved weights."""
     asked = pb.PromptCall(tokens=np.array(PROMPT, "<i4").tobytes(), logprobs=True, last=7)
     scores = call("score", "", folder=folder)
     result = trainer.run(dataclasses.replace(scores, body=asked.SerializeToString()))

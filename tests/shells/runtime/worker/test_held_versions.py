@@ -65,7 +65,7 @@ class Site:
         self.double.send(self.box, replace(grant, version=self.keys[version], report_s=0.1))
 
     def spans(self, lease: int) -> list[VersionSpan]:
-        """What was reported of this lease."""
+        """The reports of this lease."""
         reports = [each for each in self.double.said(LeaseProgress) if each.lease == lease]
         return [span for each in reports for sample in each.samples for span in sample.spans]
 

@@ -17,7 +17,7 @@ from tests.support.tinker_samplers import ObedientWorkers, sample, sampler
 
 
 class Weights:
-    """What is held, and a queue of samples that are named after their folders and numbers."""
+    """Held snapshots, and a queue of samples that are named after their folders."""
 
     def __init__(self) -> None:
         self.queue, self.prompts = DrawQueue(), DrawQueue()
