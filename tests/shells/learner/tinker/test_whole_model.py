@@ -147,10 +147,12 @@ def loop(model: Path, steps: Sequence[dict[str, float]]) -> tuple[Any, list[Tens
 def test_gradient_and_weights_are_those_of_a_plain_loop(
     config: LearnerConfig, deep: Path, packing: bool
 ) -> None:
+    # AdamW multiplies the rounding of small gradients by learning_rate / eps, and processors round differently.
+    adam = {**ADAM, "learning_rate": 1e-3, "eps": 1e-3}
     steps = [
-        {**ADAM, "learning_rate": 1e-3, "eps": 1e-4},
-        {**ADAM, "learning_rate": 3e-4, "eps": 1e-4, "weight_decay": 0.1, "beta1": 0.8},
-        {**ADAM, "learning_rate": 1e-3, "eps": 1e-4, "grad_clip_norm": 0.5},
+        adam,
+        {**adam, "learning_rate": 3e-4, "weight_decay": 0.1, "beta1": 0.8},
+        {**adam, "grad_clip_norm": 0.5},
     ]
     changed = dataclasses.replace(config, model=deep, packing=packing, micro_batch_tokens=10)
     trainer, (plain, slopes) = made(changed), loop(deep, steps)
