@@ -321,7 +321,7 @@ class Rendezvous:
             return True
 
     @staticmethod
-    def is_lost_rank(error: Exception) -> bool:
+    def is_lost_rank(error: BaseException) -> bool:
         """Whether the error is torch's report of a lost connection to another rank."""
         return isinstance(error, dist.DistError) or (
             isinstance(error, RuntimeError) and "gloo" in str(error)

@@ -53,6 +53,7 @@ from echo2d.client import (
     OperationFailed,
     OperationResult,
     OperatorFault,
+    StoreFault,
     TinkerOperation,
     base_digest,
 )
@@ -194,7 +195,9 @@ class Trainer:
             return OperationFailed(self._fatal.line, "server")
         try:
             return self.ranks.all_or_none(lambda: self._checked_call(operation))()
-        except BaseException:
+        except BaseException as error:
+            # The call itself did not fail: without an answer, the next learner gets it again.
+            self.broken |= Rendezvous.is_lost_rank(error)
             if operation.kind == "optim_step" and operation.model in self._slots:
                 # The next step must not have the gradient of this one.
                 self._slots[operation.model].discard()
@@ -227,20 +230,24 @@ class Trainer:
             case "discard":
                 return partial(self._discard, slot)
             case "save":
-                return self._save(model, slot, arguments)
+                save = self._save(model, slot, arguments)
+                return self._in_step(operation, save, (WrongCall, StoreFault))
         return _failing(f"this learner does not know the call {operation.kind!r}")
 
     def _in_step(
-        self, operation: TinkerOperation, compute: Callable[[], OperationResult]
+        self,
+        operation: TinkerOperation,
+        compute: Callable[[], OperationResult],
+        told: tuple[type[Exception], ...] = (WrongCall,),
     ) -> Callable[[], OperationResult]:
-        """For a part that ranks compute together: a failure of one rank of several sets `broken`. WrongCall comes on
-        all ranks, or on none.
+        """For a part that ranks compute together: a failure of one rank of several sets `broken`. told: the exceptions
+        that leave the ranks in step.
         """
 
         def run() -> OperationResult:
             try:
                 return compute()
-            except WrongCall:
+            except told:
                 raise
             except Exception as error:
                 self.broken = self.ranks.size > 1

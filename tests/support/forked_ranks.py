@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 END_S = 60.0
+KILLED = "killed"
 
 
 def outcomes_of(call: Callable[[int], str], ranks: int, folder: Path) -> list[str]:
     """Call `call` with its rank in each of some processes, which can reach each other through gloo.
 
-    Returns for each rank what `call` returned, or its exception in one line, or "killed".
+    Returns for each rank what `call` returned, or its exception in one line, or KILLED.
     """
     if dist.is_initialized():
         # A learner of an earlier test began a group of its own, which a fork would inherit.
@@ -43,4 +44,4 @@ def outcomes_of(call: Callable[[int], str], ranks: int, folder: Path) -> list[st
             process.kill()
             raise TimeoutError(f"rank {processes.index(process)} has not ended after {END_S:g} s")
     said = [meeting.with_name(f"{meeting.name}-{rank}") for rank in range(ranks)]
-    return [each.read_text() if each.exists() else "killed" for each in said]
+    return [each.read_text() if each.exists() else KILLED for each in said]

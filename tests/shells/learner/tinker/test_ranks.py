@@ -1,8 +1,11 @@
 """Several ranks run the calls of clients as one rank does, and a call that fails on one rank fails on all."""
 
 import dataclasses
+import os
 import pickle
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +27,7 @@ from echo2d.learner.tinker.trainer import Trainer
 from echo2d.learner.tinker.whole_model import WholeModel, WholeModels
 from echo2d.tinker import messages_pb2 as pb
 from echo2d.tinker.wire import SampledTokens, write_sample_result
-from tests.support.forked_ranks import outcomes_of
+from tests.support.forked_ranks import KILLED, outcomes_of
 from tests.support.learner import make_base
 from tests.support.tinker_calls import (
     ADAM,
@@ -77,6 +80,9 @@ def step(number: int, model: str = MODEL) -> TinkerOperation:
     return call("optim_step", model, number=number, folder=f"{number:02x}", **ADAM)
 
 
+SAVE = call("save", number=3, folder="aa", optimizer=True)
+
+
 def prompt(folder: str) -> TinkerOperation:
     asked = pb.PromptCall(tokens=np.arange(9, dtype="<i4").tobytes(), logprobs=True, last=8)
     arguments = {"folder": folder}
@@ -102,17 +108,22 @@ def on_ranks(
         trainer = Trainer(config, publish, run_id, Ranks(rank, RANKS))
         assert any(isinstance(each, DTensor) for each in trainer.model.parameters())
         source = None if rank else coordinator
+        kept = None
         try:
             serve(trainer, source, stopped=lambda: source is not None and source.over)
+            if slot := trainer._slots.get(MODEL):
+                kept = {name: whole(each.detach()) for name, each in slot.weights.items()}
         finally:
-            slot = trainer._slots.get(MODEL)
-            kept = slot and {name: whole(each.detach()) for name, each in slot.weights.items()}
             left = kept, coordinator.results, coordinator
             (folder / f"left-{rank}").write_bytes(pickle.dumps(left))
         return SERVED
 
     said = outcomes_of(run, RANKS, folder)
-    left = [pickle.loads((folder / f"left-{rank}").read_bytes()) for rank in range(RANKS)]
+    left = [
+        pickle.loads((folder / f"left-{rank}").read_bytes())
+        for rank in range(RANKS)
+        if said[rank] != KILLED
+    ]
     return said, left[0][1], [kept for kept, *_ in left], left[0][2]
 
 
@@ -340,6 +351,72 @@ def test_a_call_that_fails_on_one_rank_before_they_compute_fails_on_all(
     lost = OperationFailed(f"model {MODEL} is not in the learner's memory", "server")
     assert results[:3] == [NO_MEMORY, lost, {}]
     assert isinstance(results[3], bytes)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Slots, "create"), (AnswerScorer, "score_targets"), (Slots, "files_of")]
+)
+def test_a_call_in_which_a_rank_dies_is_not_answered(
+    shared: LearnerConfig, tmp_path: Path, owner: type, name: str
+) -> None:
+    """Wherever the others notice it: while they agree whether they can begin, or while they compute."""
+
+    def dies_on_the_second_rank(rank: int) -> None:
+        if rank == 1:
+            setattr(owner, name, lambda *_, **__: os._exit(1))
+
+    calls = call("create", number=0, **CREATE), fb(1), step(2), SAVE
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=dies_on_the_second_rank)
+    assert said[0] not in (SERVED, KILLED)
+    assert said[1] == KILLED
+    assert not any(isinstance(each, OperationFailed) for each in results)
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    assert len(results) == len(calls)
+    assert not any(isinstance(each, OperationFailed) for each in results)
+
+
+def test_ranks_end_when_one_cannot_save_full_weights(shared: LearnerConfig, tmp_path: Path) -> None:
+    calls = call("create", number=0, **{**CREATE, "rank": 0}), SAVE
+    prepare = failing_on_the_second_rank(WholeModel, "saved_tensors")
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=prepare)
+    assert said[1] == "OutOfMemoryError: no memory is left"
+    assert said[0] != SERVED
+    assert results == [{"rank": 0}]
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=unchanged)
+    assert said == [SERVED] * RANKS
+    assert results == [{"rank": 0}, NO_MEMORY]
+
+
+def test_a_full_disk_fails_the_save_and_the_ranks_go_on(
+    shared: LearnerConfig, tmp_path: Path
+) -> None:
+    def prepare(_: int) -> None:
+        works = WholeModels.save
+
+        def save(*arguments: Any, **named: Any) -> int:
+            with file_size_max(1024):
+                return works(*arguments, **named)
+
+        WholeModels.save = save  # type: ignore[method-assign]
+
+    calls = call("create", number=0, **{**CREATE, "rank": 0}), SAVE, fb(1)
+    said, results, _, _ = on_ranks(shared, tmp_path, *calls, prepare=prepare)
+    assert said == [SERVED] * RANKS
+    assert isinstance(results[1], OperationFailed)
+    assert "File too large" in results[1].detail
+    assert isinstance(results[2], bytes)
+
+
+@contextmanager
+def file_size_max(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_ranks_end_when_one_fails_amid_a_call_and_the_next_learner_answers_it(
