@@ -52,6 +52,14 @@ class ClientModels(dict[ModelId, ClientModel]):
     def in_session(self, session: SessionName) -> list[tuple[ModelId, ClientModel]]:
         return [(name, each) for name, each in self.items() if each.session == session]
 
+    def absent(self) -> dict[ModelId, ModelMade]:
+        """Those that the learner has still to make again."""
+        return {
+            name: each.made
+            for name, each in self.items()
+            if each.made is not None and each.lost is None and not each.replay.in_memory
+        }
+
     def kept_bytes(self, caller: str) -> int:
         """Of this caller's bodies that may have to be computed again."""
         return sum(each.replay.bytes for each in self.of(caller))

@@ -3,9 +3,9 @@
     a model is made again --> others are freed --> weights are published --> samples to score and operations, in turns
 
 Callers take turns, and so do the models of one caller. A model that is not in the learner's memory as all that has
-ended left it is made again before its next operation: from the last step whose state is on the learner's disk, and the
-operations since (`replay`). After models, steps or checkpoints have gone, the learner is told which ones to keep, and
-frees the others.
+ended left it is made again before its next operation, and before a new model is made: from the last step whose state is
+on the learner's disk, and the operations since (`replay`). After models, steps or checkpoints have gone, the learner is
+told which ones to keep, and frees the others.
 Not here: calls of clients (`service`), what an operation computes (the learner).
 """
 
@@ -317,8 +317,11 @@ class LearnerWork:
     def _begin(self, name: ModelId, now: float) -> list[Action]:
         """Run the next operation of a model; one that cannot run ends at once."""
         model = self._models[name]
-        if model.made is not None and not model.replay.in_memory and model.lost is None:
-            self._restore(name, model.made)
+        absent = self._models.absent()
+        if absent and (name in absent or model.made is None):
+            # A new model must not take the memory of one that is still to be made again.
+            again = name if name in absent else next(iter(absent))
+            self._restore(again, absent[again])
             return []
         # The models of one caller take turns too.
         self._models[name] = self._models.pop(name)

@@ -66,6 +66,20 @@ def test_a_learner_that_begins_again_makes_the_model_again_before_its_next_opera
     assert world.result("ann", running) == b"result of "
 
 
+def test_a_learner_that_begins_again_makes_all_models_again_before_a_new_one() -> None:
+    """So that the new one does not take their memory."""
+    world = TinkerWorld()
+    models = [world.session("ann", "s1"), world.session("bob", "s2")]
+    world.learn()
+    world.take(world.service.learner_began(now=world.now))
+    world.ran.clear()
+    added = world.session("eve", "s3")
+    world.learn()
+    created = [name for name, _, kind in world.ran if kind == "create"]
+    assert sorted(created[:2]) == sorted(models)
+    assert created[2:] == [added]
+
+
 def test_after_a_saved_step_only_what_came_later_is_computed_again() -> None:
     world = TinkerWorld()
     model = world.session()
