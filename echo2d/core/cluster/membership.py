@@ -362,7 +362,5 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool, versions_held: int) -> N
     peer.engine.forms = frozenset(hello.forms[:FORMS_MAX])
     peer.engine.stands = hello.holding[-1] if hello.holding else None
     named = [key for key in hello.held[:versions_held] if key != hello.serving]
-    held = named[: versions_held - 1]
-    for key in (*hello.served[:ACKNOWLEDGED_MAX], *held):
-        peer.engine.serves(key)
-    peer.engine.serves(hello.serving, held)
+    served = hello.served[:ACKNOWLEDGED_MAX]
+    peer.engine.serves(hello.serving, named[: versions_held - 1], served)

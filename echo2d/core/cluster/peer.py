@@ -8,7 +8,7 @@ service    whether leases go to it              activation, the operator, the au
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,15 +71,22 @@ class PeerEngine:
         """The versions that leases may name, the served one included."""
         return frozenset() if self.serving is None else self.beside | {self.serving}
 
-    def serves(self, key: VersionKey | None, held: Iterable[VersionKey] = ()) -> None:
-        """The engines serve this version now, and hold these; None: they serve and hold nothing."""
+    def serves(
+        self,
+        key: VersionKey | None,
+        held: Sequence[VersionKey] = (),
+        served: Sequence[VersionKey] = (),
+    ) -> None:
+        """The engines serve this version now, and hold these; None: they serve and hold nothing. served: before."""
         self.serving = key
         self.beside = frozenset() if key is None else frozenset(held) - {key}
-        if key is not None:
-            self.acknowledged[key] = None
-            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX, self.held)
+        for each in (*served, *held, key):
+            if each is not None:
+                self.acknowledged.pop(each, None)
+                self.acknowledged[each] = None
+        keep_newest(self.acknowledged, ACKNOWLEDGED_MAX, self.held)
 
-    def refitted(self, done: RefitDone, held: Iterable[VersionKey] = ()) -> None:
+    def refitted(self, done: RefitDone, held: Sequence[VersionKey] = ()) -> None:
         """held: the versions of `done.held` that count."""
         # The time of a start is no refit pause.
         if self.serving is not None:

@@ -55,6 +55,18 @@ def test_the_number_of_acknowledged_versions_is_limited() -> None:
     assert len(peer.engine.acknowledged) == ACKNOWLEDGED_MAX
 
 
+def test_a_version_that_is_held_when_a_worker_comes_back_is_acknowledged_although_it_is_old() -> (
+    None
+):
+    peer = a_worker()
+    keys = [*map(version_key, range(2 * ACKNOWLEDGED_MAX))]
+    peer.engine.serves(keys[1], [keys[0]])
+    peer.engine.serves(keys[1], [keys[0]], keys[ACKNOWLEDGED_MAX:])
+    assert peer.engine.held == {keys[0], keys[1]}
+    assert peer.engine.held <= peer.engine.acknowledged.keys()
+    assert len(peer.engine.acknowledged) == ACKNOWLEDGED_MAX
+
+
 def test_a_held_version_is_acknowledged_however_many_newer_ones_are_served() -> None:
     peer = a_worker()
     peer.engine.serves(version_key(0))

@@ -97,7 +97,7 @@ class ReadersWorld(TinkerWorld):
     def load(self, peer: Peer) -> None:
         copies = self.versions.copies()
         if copies:
-            peer.engine.serves(key_of(copies[0]), map(key_of, copies))
+            peer.engine.serves(key_of(copies[0]), [*map(key_of, copies)])
         self.turn()
 
     def prompt(self, number: int, caller: str = "ann", order: SampleOrder = PROMPT) -> FutureId:

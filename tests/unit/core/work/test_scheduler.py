@@ -110,7 +110,7 @@ class Fleet:
         assert peer is not None
         for each in beside:
             peer.engine.serves(version_key(each))
-        peer.engine.serves(version_key(version), map(version_key, beside))
+        peer.engine.serves(version_key(version), [*map(version_key, beside)])
         self.members.changed.add(peer.peer)
 
     def fill(self) -> None:
