@@ -30,8 +30,8 @@ import msgpack
 from echo2d.core.base.codec import INT_MAX
 
 # The control link.
-PROTOCOL_VERSION = 18
-PROTOCOL_OLDEST = 18
+PROTOCOL_VERSION = 19
+PROTOCOL_OLDEST = 19
 # The peer link. Two peers connect only if the coordinator understands both, so this `oldest` is
 # raised together with the control link's `oldest`.
 LINK_PROTOCOL_VERSION = 5
