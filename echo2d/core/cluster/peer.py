@@ -42,7 +42,7 @@ class PeerEngine:
     beside: frozenset[VersionKey] = frozenset()
     # How many they hold at most, if these are fewer than the run wants.
     held_max: int | None = None
-    # The versions that the engines have served since the daemon started, in the order of arrival (a set).
+    # The versions that the engines have served or held since the daemon started, the latest one last (a set).
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)
     # The verified version in the current slot, which deltas can build on.
     stands: VersionKey | None = None

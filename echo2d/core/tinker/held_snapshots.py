@@ -27,9 +27,9 @@ from echo2d.core.tinker.draw_queue import AskedSample, DrawQueue
 # Each takes the memory of an adapter in every engine.
 HELD_MAX = 4
 SNAPSHOT_SWITCH_S = 20.0
-# Once a worker holds a version, the next one waits at most so long for the other workers.
+# When a worker has a version, the next version waits until all workers have it, but at most this long.
 SPREAD_S_MAX = 5.0
-# A version that is not on its way any more, and that no worker holds, may be loaded for so long.
+# When a version has been sent and no worker holds it, workers have this long to load it.
 LOAD_S_MAX = 120.0
 
 

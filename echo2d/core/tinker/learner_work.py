@@ -315,7 +315,7 @@ class LearnerWork:
         return min(ready)[2] if ready else None
 
     def _begin(self, name: ModelId, now: float) -> list[Action]:
-        """Run the next operation of a model; one that cannot run ends at once."""
+        """Run the next operation of a model, or first make a model again; an operation that cannot run ends at once."""
         model = self._models[name]
         absent = self._models.absent()
         if absent and (name in absent or model.made is None):
